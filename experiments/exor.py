@@ -1,0 +1,116 @@
+"""Train EXor models, tied and untied.
+
+Prints what theory predicts for the language, trains, and says what happened. Every run gets a folder
+<out>/exor/<name>/<tied|untied>/seed-<n>; started again, the same command continues what is unfinished.
+"""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import fields, make_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Group, Parameter
+
+from exor import InputError
+from exor.config import RunConfig, parse_seeds, read_yaml
+from exor.language import PRESETS
+from experiments.command import main, optional
+
+RUNS, TASK, MODEL, TRAINING, WHERE = (
+    Group(name, sort_key=i) for i, name in enumerate(("Runs", "Task", "Model", "Training", "Where and how"))
+)
+GROUPS = (
+    dict.fromkeys(("bits", "zero", "one", "split_seed"), TASK)
+    | dict.fromkeys(("architecture", "width", "feed_forward", "heads", "layers"), MODEL)
+    | dict.fromkeys(("tied", "seed"), RUNS)
+)
+HINTS = typing.get_type_hints(RunConfig)
+
+# every setting of a run, as an option that is None unless given
+Settings: Any = make_dataclass(
+    "Settings",
+    [optional(f.name, HINTS[f.name], f, GROUPS.get(f.name, TRAINING)) for f in fields(RunConfig)],
+    namespace={"__module__": __name__},
+)
+NOTHING = Settings()
+
+app = App(name="python -m experiments.exor", help=__doc__, help_format="plaintext", version_flags=[])
+
+
+@app.default
+def exor(
+    *,
+    settings: Annotated[Settings, Parameter(name="*")] = NOTHING,
+    both: Annotated[bool, Parameter(group=RUNS, negative="", help="Tied and untied; overrides --tied.")] = False,
+    seeds: Annotated[str | None, Parameter(group=RUNS, help="Several seeds: 42-46 or 1,5,9.")] = None,
+    preset: Annotated[
+        Literal["main", "hypothesis-holds", "hypothesis-fails"] | None,
+        Parameter(group=TASK, help="A published language; --zero and --one win over it."),
+    ] = None,
+    config: Annotated[Path | None, Parameter(group=WHERE, help="YAML file of settings; options win over it.")] = None,
+    name: Annotated[str | None, Parameter(group=WHERE, help="Folder name of the runs.")] = None,
+    out: Annotated[Path, Parameter(group=WHERE, help="Where the runs go.")] = Path("runs"),
+    accelerator: Annotated[Literal["auto", "cpu", "gpu"], Parameter(group=WHERE, help="Device to train on.")] = "auto",
+    compile: Annotated[bool, Parameter(group=WHERE, help="Compile the training step.")] = True,
+    workers: Annotated[
+        int | None, Parameter(group=WHERE, help="Processes on a CPU; as many as cores by default.")
+    ] = None,
+    overwrite: Annotated[bool, Parameter(group=WHERE, negative="", help="Train again what is there.")] = False,
+    dry_run: Annotated[bool, Parameter(group=WHERE, negative="", help="Say what would run, and stop.")] = False,
+    quiet: Annotated[bool, Parameter(group=WHERE, negative="", help="Print problems only.")] = False,
+) -> int:
+    """Train EXor models, tied and untied."""
+    given = {k: v for k, v in vars(settings).items() if v is not None}
+    configs = plan_configs(given, both=both, seeds=seeds, preset=preset, file=config)
+    if workers is not None and workers < 1:
+        raise InputError(f"workers: {workers} is out of range, at least 1 is accepted")
+    if name is not None and (not name.strip() or "/" in name or name in (".", "..") or "\0" in name):
+        raise InputError(f"name: {name!r} is no folder name")
+
+    from experiments import train_and_tell  # rich, torch and lightning are slow to import, and --help is not
+
+    return train_and_tell.main(
+        configs,
+        out=out,
+        name=name,
+        accelerator=accelerator,
+        compiled=compile,
+        workers=workers,
+        overwrite=overwrite,
+        dry_run=dry_run,
+        quiet=quiet,
+    )
+
+
+def plan_configs(
+    given: dict[str, Any],
+    *,
+    both: bool = False,
+    seeds: str | None = None,
+    preset: str | None = None,
+    file: Path | None = None,
+) -> list[RunConfig]:
+    """One config for each seed and mode; options win over the preset, and both over the file.
+
+    Raises:
+        InputError: contradictory or not accepted.
+    """
+    if seeds is not None and "seed" in given:
+        raise InputError("seeds: --seed and --seeds exclude each other")
+    values = read_yaml(file) if file else {}
+    if preset:
+        values |= {"zero": PRESETS[preset].zero, "one": PRESETS[preset].one}
+    try:
+        base = RunConfig(**(values | given))
+    except InputError as error:
+        culprit = str(error).split(":")[0]
+        raise InputError(f"{file}: {error}" if file and culprit in values and culprit not in given else error) from None
+    modes = (True, False) if both else (base.tied,)
+    numbers = parse_seeds(seeds) if seeds is not None else (base.seed,)
+    return [replace(base, seed=seed, tied=tied) for seed in numbers for tied in modes]
+
+
+if __name__ == "__main__":
+    main(app)()

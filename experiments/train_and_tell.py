@@ -1,0 +1,265 @@
+"""The body of ``python -m experiments.exor``: the theory, the training, and what came of it, on a terminal."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shlex
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from exor.config import RunConfig
+from exor.language import Relation
+
+if TYPE_CHECKING:
+    from exor.board import Board
+    from exor.findings import Outcome
+    from exor.runs import RunFolder
+    from exor.training import Planned
+
+SPEED = 60_000  # seed-steps per second and core of the published model, measured on a 2.6 GHz server core
+ROW_BYTES = 1_200  # of a logged step in metrics.csv and TensorBoard events
+RUN_BYTES = 250_000  # of everything else in a run folder
+MOST_ROWS = 40  # of the closing table
+
+console = Console(highlight=False)
+
+
+def main(
+    configs: list[RunConfig],
+    *,
+    out: Path,
+    name: str | None,
+    accelerator: str,
+    compiled: bool,
+    workers: int | None,
+    overwrite: bool,
+    dry_run: bool,
+    quiet: bool,
+) -> int:
+    """Train and tell; returns the exit status."""
+    say = Console(quiet=True) if quiet else console
+    say.print(theory(configs[0]))
+
+    from exor import training  # torch and lightning: seconds
+
+    logging.basicConfig(format="%(message)s", level="WARNING")
+    logging.getLogger("exor").setLevel("WARNING" if quiet else "INFO")
+    device = training.pick_device(accelerator)
+    cores = workers or training.cores()
+    if dry_run:
+        tell_plan(training.plan(configs, out, name, overwrite=overwrite), cores)
+        return 0
+    with progress(say) as watch:
+        try:
+            folders = training.train(
+                configs,
+                out,
+                name,
+                accelerator="gpu" if device.type == "cuda" else "cpu",
+                compiled=compiled,
+                workers=cores,
+                overwrite=overwrite,
+                watch=watch,
+            )
+        except training.Interrupted as stopped:
+            say.print(f"{stopped}; everything is saved, and the same command continues.")
+            return 128 + stopped.signal
+    say.print()
+    return tell_results(configs, folders, say)
+
+
+def theory(config: RunConfig) -> Table:
+    """What theory predicts for the distance of every telling pair of symbols."""
+    language = config.language
+    holds = "holds" if language.distributional_hypothesis_holds() else "does not hold"
+    train, test = language.split(config.split_seed)
+    ceilings = ", ".join(
+        f"{language.bayes_accuracy(strings):.3f} ({word} strings)"
+        for word, strings in (("training", train), ("test", test))
+        if len(strings)
+    )
+    table = Table(
+        title=f"Theory: {config.preset}, {language.bits} bits: the distributional hypothesis {holds}",
+        caption=f"Best possible accuracy {ceilings}. Pairs of symbols for different bits stay apart.",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for heading in ("pair", "same meaning", "same contexts", "untied input", "untied output", "tied"):
+        table.add_column(heading)
+    for r in language.relations():
+        if r.semantically_equivalent or r.conditionally_equivalent:
+            words = [_predicted(r.meets(m, tied)) for m, tied in (("input", False), ("output", False), ("input", True))]
+            gaps = [_gap(r.semantic_gap), _gap(r.conditional_gap)]
+            table.add_row(r.name, *gaps, *words)
+    return table
+
+
+def tell_plan(runs: Sequence[Planned], cores: int) -> None:
+    """What would run, how long it would take, and how much disk it would need."""
+    table = Table(title="Would run", title_justify="left")
+    for heading in ("folder", "state", "steps to do"):
+        table.add_column(heading, overflow="fold")
+    steps = rows = 0
+    for run in runs:
+        todo = 0 if run.state else run.config.max_steps - run.step
+        steps, rows = steps + todo, rows + todo // run.config.log_every
+        state = run.state or (f"continues at step {run.step:,}" if run.step else "new")
+        table.add_row(str(run.folder), state, f"{todo:,}")
+    console.print(table)
+    c = runs[0].config
+    strings = c.batch_size or round(0.9 * 2**c.bits)
+    work = strings / 115 * c.layers * max(1, (c.width * (4 * c.width + 2 * c.feed_forward)) / 96) ** 0.8
+    seconds = steps * work / SPEED / min(cores, max(1, sum(not r.state for r in runs)))
+    disk = rows * ROW_BYTES + RUN_BYTES * sum(not r.state for r in runs)
+    console.print(
+        f"About {_duration(seconds)} on {cores} such cores (a rough guess; the first time, half a minute more to "
+        f"compile) and {disk / 1e6:.0f} MB of disk."
+    )
+
+
+def tell_results(configs: Sequence[RunConfig], folders: Sequence[RunFolder], say: Console) -> int:
+    """A row for every run, theory against observation, and the TensorBoard line; returns the exit status."""
+    from exor.board import shown_pairs
+    from exor.findings import outcomes
+
+    summaries = [folder.summary() or {} for folder in folders]
+    pairs = shown_pairs(configs[0].language)
+    table = Table(title="Runs (means over the last 20,000 steps)", title_justify="left")
+    for heading in ("mode", "seed", "state", "accuracy / ceiling", "test / ceiling"):
+        table.add_column(heading)
+    for pair in pairs:
+        table.add_column(f"{pair} in")
+        table.add_column(f"{pair} out")
+    found: dict[tuple[str, str, str], list[Outcome]] = {}
+    for config, folder, summary in zip(configs, folders, summaries, strict=True):
+        mean, ceiling = summary["mean_last_20000_steps"], summary["ceilings"]
+        cells = [f"{_number(mean[f'accuracy_{s}'])} / {_number(ceiling[f'accuracy_{s}'])}" for s in ("train", "test")]
+        distances = [_number(mean[f"{m}/{p}"]) for p in pairs for m in ("input", "output")]
+        table.add_row(config.mode, str(config.seed), summary["state"], *cells, *distances)
+        if summary["state"] != "diverged":
+            for outcome in outcomes(config, folder.metrics()):
+                found.setdefault((config.mode, outcome.matrix, outcome.relation.name), []).append(outcome)
+    if len(configs) <= MOST_ROWS:
+        say.print(table)
+    say.print(_observed(found))
+    root = folders[0].path.parent.parent
+    say.print(f"Runs: {root}", soft_wrap=True)
+    points = configs[0].max_steps // configs[0].log_every
+    samples = f" --samples_per_plugin scalars={points + 2}" if points > 1000 else ""
+    say.print(f"Curves: tensorboard --logdir {shlex.quote(str(root))}{samples}", soft_wrap=True)
+    if any(s["contexts"]["sampled"] for s in summaries):
+        say.print(
+            "Accuracy and loss are estimates: the contexts are too many, and a fixed random sample stands for them."
+        )
+    diverged = [f"{c.mode} seed {c.seed}" for c, s in zip(configs, summaries, strict=True) if s["state"] == "diverged"]
+    if diverged:
+        console.print(f"Diverged: {', '.join(diverged)}. A lower --learning-rate may help.")
+    return 1 if diverged else 0
+
+
+def _observed(found: dict[tuple[str, str, str], list[Outcome]]) -> Table:
+    table = Table(title="Theory and observation", title_justify="left")
+    for heading in (
+        "mode",
+        "matrix",
+        "pair",
+        "theory",
+        "distance: start",
+        "end",
+        "met (below 10 % of start)",
+        "agrees",
+    ):
+        table.add_column(heading)
+    for (mode, matrix, pair), several in sorted(found.items()):
+        met = [o for o in several if o.met]
+        steps = [o.step for o in met if o.step is not None]
+        when = f", median step {statistics.median(steps):,.0f}" if steps else ""
+        agree = [o.agrees for o in several]
+        verdict = "–" if None in agree else f"{sum(map(bool, agree))} of {len(agree)}"
+        table.add_row(
+            mode,
+            "both" if mode == "tied" else matrix,
+            pair,
+            _predicted(several[0].predicted),
+            _number(statistics.fmean(o.start for o in several)),
+            _number(statistics.fmean(o.end for o in several)),
+            f"{len(met)} of {len(several)}{when}",
+            verdict,
+        )
+    return table
+
+
+class _Speed(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed or 0:,.0f} seed-steps/s")
+
+
+@contextmanager
+def progress(say: Console) -> Iterator:
+    """One progress line on a terminal; elsewhere, a line now and then."""
+    bar = Progress(
+        TextColumn("step {task.fields[step]:,.0f}"),
+        BarColumn(None),
+        _Speed(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[numbers]}"),
+        console=say,
+        speed_estimate_period=5,
+    )
+    task = None
+    told = 0.0
+
+    def watch(board: Board) -> None:
+        nonlocal task, told
+        if math.isnan(board.mean("step")):
+            return
+        numbers = f"loss {board.mean('loss'):.3f}  accuracy {board.mean('accuracy'):.3f}"
+        for pair, name in zip(board.pairs, ("first", "second"), strict=False):
+            numbers += f"  {pair} {board.mean(name):.3f}"
+        if not say.is_terminal:
+            share = board.done / max(board.total, 1)
+            if share - told >= 0.1:
+                told = share
+                say.print(f"step {board.mean('step'):,.0f} ({share:.0%})  {numbers}", soft_wrap=True)
+            return
+        if task is None:
+            task = bar.add_task("", total=board.total, step=0, numbers="")
+            bar.start()
+        bar.update(task, completed=board.done, step=board.mean("step"), numbers=numbers)
+
+    try:
+        yield watch
+    finally:
+        if task is not None:
+            bar.stop()
+
+
+def _predicted(meets: bool | None) -> str:
+    return {True: "→ 0", False: "apart", None: "pulled both ways"}[meets]
+
+
+def _gap(gap: float) -> str:
+    return "yes" if gap < 1e-9 else f"no ({gap:.3g})"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
