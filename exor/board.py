@@ -60,11 +60,11 @@ class Place(L.Callback):
         self.before = self.row[0]
         self.shown = 0.0
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.first = pl_module.step
         self._report(pl_module)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         self._report(pl_module)
 
     def _report(self, module: Any) -> None:

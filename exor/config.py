@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import typing
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cached_property
-from math import isfinite
+from math import cos, isfinite, pi
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ MAX_STEPS = 2**31 - 1
 
 
 def _option(default: Any, help: str, short: str = "", **limits: float) -> Any:
-    """A field with its help text, its abbreviation in default run names, and its limits (``above``, ``least``, ``most``)."""
+    """A field with its help text, its abbreviation in default run names, and its limits (above, least, most)."""
     return field(default=default, metadata={"help": help, "short": short, **limits})
 
 
@@ -33,7 +33,7 @@ class RunConfig:
         InputError: a value out of its range; the message names it and what is accepted.
     """
 
-    architecture: str = _option("transformer", "Architecture of the model.")
+    model: str = _option("transformer", "Architecture of the model; the lab has 'transformer'.")
     bits: int = _option(7, "Bits in a string, 2 to 16.", "bits")
     zero: tuple[float, ...] = _option((0.1, 0.9), "Probabilities of the synonyms 0A, 0B, … of bit 0.", "zero")
     one: tuple[float, ...] = _option((0.5, 0.5), "Probabilities of the synonyms 1A, 1B, … of bit 1.", "one")
@@ -69,9 +69,7 @@ class RunConfig:
             object.__setattr__(self, f.name, _checked(f.name, getattr(self, f.name), hints[f.name], dict(f.metadata)))
         for beta in self.betas:
             if not 0 <= beta < 1:
-                raise InputError(
-                    f"betas: {beta:g} is out of range, numbers from 0 up to but not including 1 are accepted"
-                )
+                raise InputError(f"betas: {beta:g} is out of range, at least 0 and less than 1 is accepted")
         if self.width % self.heads:
             raise InputError(f"heads: {self.heads} does not divide the width {self.width}")
         strings = round(0.9 * 2**self.language.bits)
@@ -93,8 +91,6 @@ class RunConfig:
 
         The cyclic cosine is the closed form of ``CosineAnnealingLR(T_max=period)`` left running to the end.
         """
-        from math import cos, pi
-
         if self.schedule == "constant":
             return self.learning_rate
         half = self.period if self.schedule == "cyclic-cosine" else self.max_steps
@@ -227,11 +223,8 @@ def _checked(name: str, value: Any, hint: Any, limits: dict[str, Any]) -> Any:
         kind = {int: "a whole number", bool: "true or false", str: "a text"}[hint]
         raise InputError(f"{name}: {value!r} is not {kind}")
     bounds = [("above", "more than"), ("least", "at least"), ("most", "at most")]
-    accepted = " and ".join(f"{word} {limits[key]:g}" for key, word in bounds if key in limits)
+    accepted = " and ".join(f"{word} {limits[key]}" for key, word in bounds if key in limits)
     low = value <= limits["above"] if "above" in limits else "least" in limits and value < limits["least"]
     if low or ("most" in limits and value > limits["most"]):
-        raise InputError(f"{name}: {value:g} is out of range, {accepted} is accepted")
+        raise InputError(f"{name}: {value} is out of range, {accepted} is accepted")
     return value
-
-
-__all__ = ["RunConfig", "Schedule", "from_yaml", "parse_seeds", "read_yaml", "replace", "to_yaml"]

@@ -243,7 +243,8 @@ class Language:
             position.append(np.full(len(s), p))
             masked.append(bits[s, p])
             chance.append(share[:, s] * q)
-        return self._contexts(*map(np.concatenate, (tokens, position, masked)), np.concatenate(chance, axis=1))
+        joined = np.concatenate(tokens), np.concatenate(position), np.concatenate(masked)
+        return self._contexts(*joined, np.concatenate(chance, axis=1))
 
     def _sample(self, train: Ints, test: Ints) -> Contexts:
         rng = np.random.default_rng(0)
@@ -263,7 +264,8 @@ class Language:
         chance = np.zeros((2, sum(map(len, tokens))))
         chance[0, : len(tokens[0])] = 1 / max(len(tokens[0]), 1)
         chance[1, len(tokens[0]) :] = 1 / max(len(tokens[1]), 1)
-        return self._contexts(*map(np.concatenate, (tokens, position, masked)), chance, sampled=True)
+        joined = np.concatenate(tokens), np.concatenate(position), np.concatenate(masked)
+        return self._contexts(*joined, chance, sampled=True)
 
     def _contexts(self, tokens: Ints, position: Ints, bit: Ints, p: Floats, sampled: bool = False) -> Contexts:
         seen = p.sum(0) > 0

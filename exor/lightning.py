@@ -142,9 +142,9 @@ class ReplicaModule(L.LightningModule):
         """One chunk."""
         self.losses = self.engine.advance(batch[1])
         finite = torch.isfinite(self.losses).cpu().numpy()
-        for i in np.flatnonzero(self.alive & ~finite.all(0)):
+        for i in np.flatnonzero(self.alive & ~finite.all(0)).tolist():
             self.alive[i] = False
-            self.diverged_at[int(i)] = batch[0] + int(np.argmin(finite[:, i]))
+            self.diverged_at[i] = batch[0] + int(np.argmin(finite[:, i]))
             c = self.configs[i]
             log.warning("%s seed %d diverged: its loss at step %d is not finite.", c.mode, c.seed, self.diverged_at[i])
 
@@ -163,11 +163,11 @@ class Metric(L.Callback, ABC):
     def measure(self, module: ReplicaModule) -> None:
         """Put numbers, ``[R]`` each, into ``module.metrics`` or ``module.scalars``."""
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: ReplicaModule) -> None:
         if pl_module.logs_now:
             self.measure(pl_module)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: ReplicaModule, *_: Any) -> None:
         if pl_module.logs_now:
             self.measure(pl_module)
 
@@ -333,11 +333,11 @@ class Keeper(L.Callback):
         seconds: longest time between checkpoints.
     """
 
-    def __init__(self, save: Callable[[ReplicaModule], None], asked: Callable[[], bool], seconds: float = 20) -> None:
+    def __init__(self, save: Callable[[ReplicaModule], None], asked: Callable[[], bool], seconds: float) -> None:
         self.save, self.asked, self.seconds = save, asked, seconds
         self.last = time.monotonic()
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: ReplicaModule, *_: Any) -> None:
         ended = pl_module.step == pl_module.configs[0].max_steps
         pl_module.paused = not ended and self.asked()
         trainer.should_stop = pl_module.paused or not pl_module.alive.any()

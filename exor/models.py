@@ -76,10 +76,10 @@ def build(config: RunConfig) -> Transformer:
     """The initial model of a run, on the CPU in float32; its weights depend on the config and its seed alone.
 
     Raises:
-        InputError: an architecture that the lab does not have.
+        InputError: a model that the lab does not have.
     """
-    if config.architecture != "transformer":
-        raise InputError(f"architecture: {config.architecture!r} is unknown, 'transformer' is accepted")
+    if config.model != "transformer":
+        raise InputError(f"model: {config.model!r} is unknown, 'transformer' is accepted")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return Transformer(

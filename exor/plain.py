@@ -87,8 +87,8 @@ class PlainLoop:
 
     def embeddings(self) -> tuple[Tensor, Tensor]:
         """Input and output embeddings of all replicas, each ``[R, V, D]``, on the CPU."""
-        inputs = torch.stack([m.input_embedding.detach() for m in self.models]).cpu()
-        return inputs, torch.stack([m.output_embedding.detach() for m in self.models]).cpu()
+        inputs = torch.stack([getattr(m, "input_embedding").detach() for m in self.models]).cpu()
+        return inputs, torch.stack([getattr(m, "output_embedding").detach() for m in self.models]).cpu()
 
     def weights(self, i: int) -> dict[str, Tensor]:
         """State dict of run i."""
@@ -115,7 +115,7 @@ def _initial(factory: ModelFactory, config: RunConfig) -> nn.Module:
         matrix = getattr(model, name, None)
         if not isinstance(matrix, Tensor) or matrix.ndim != 2 or len(matrix) != vocabulary:
             raise InputError(f"model: {type(model).__name__} needs a property {name}, a [{vocabulary}, width] tensor")
-    if (model.input_embedding is model.output_embedding) != config.tied:  # type: ignore[comparison-overlap]
+    if (getattr(model, "input_embedding") is getattr(model, "output_embedding")) != config.tied:
         raise InputError(
             f"model: {type(model).__name__} has to be {config.mode} for a config that says tied={config.tied}"
         )

@@ -8,6 +8,7 @@ the function is compiled by ``torch.compile`` and its launches are recorded in a
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import logging
@@ -101,7 +102,9 @@ def _ahead_of_time(jobs: Sequence[Job]) -> list[Program]:
         log.info("Compiling, once for this kind of model and machine …")
     # the compiler is Python and works on one core: a forked copy of this process does the second program meanwhile
     fork = multiprocessing.get_context("fork") if sys.platform == "linux" else None
-    others = [fork.Process(target=_built, args=(job, folder), daemon=True) for job in missing[1:]] if fork else []
+    others = (
+        [fork.Process(target=_try_to_build, args=(job, folder), daemon=True) for job in missing[1:]] if fork else []
+    )
     for process in others:
         process.start()
     try:
@@ -112,6 +115,11 @@ def _ahead_of_time(jobs: Sequence[Job]) -> list[Program]:
     finally:
         for process in others:
             process.kill()
+
+
+def _try_to_build(job: Job, folder: Path) -> None:
+    with contextlib.suppress(Exception):  # the parent tries again, and tells
+        _built(job, folder)
 
 
 def _path(job: Job, folder: Path) -> Path:

@@ -24,7 +24,7 @@ from exor.config import RunConfig
 from exor.data import batch_strings, draw, thresholds, words
 from exor.language import Contexts
 from exor.metrics import exact_scores
-from exor.models import build
+from exor.models import Transformer, build
 from exor.program import Job, Program, compile_programs, eager
 
 LANES = 16  # the batch is padded to whole vectors: a scalar remainder costs as much as a vector
@@ -236,9 +236,7 @@ class Task:
     def name(self) -> str:
         """Everything that is constant in the compiled functions, for the cache."""
         c, alphabet = self.config, (len(self.language.zero), len(self.language.one))
-        return repr(
-            (c.architecture, c.bits, alphabet, c.width, c.feed_forward, c.heads, c.layers, c.betas, c.eps, self.size)
-        )
+        return repr((c.model, c.bits, alphabet, c.width, c.feed_forward, c.heads, c.layers, c.betas, c.eps, self.size))
 
 
 # --- the engine -----------------------------------------------------------------------------------------------
@@ -296,7 +294,7 @@ class Replicas:
         self._blocks = [range(i, min(i + self.width, everyone)) for i in range(0, everyone, self.width)]
         flat = start.to(self.device, dtype)
         zero = torch.zeros_like(flat)
-        self._state = [tuple(self._fill(x, block) for x in (flat, zero, zero)) for block in self._blocks]
+        self._state = [[self._fill(x, block) for x in (flat, zero, zero)] for block in self._blocks]
         tied = torch.tensor([c.tied for c in self.configs], device=self.device)
         seeds = words([c.seed for c in self.configs]).to(self.device)
         self._who = [(self._fill(tied, block), self._fill(seeds, block)) for block in self._blocks]
@@ -331,7 +329,7 @@ class Replicas:
                 for step, rate in zip(steps, rates, strict=True):
                     flat, m, v, loss = update([flat, m, v, tied, seed, step, rate, t.edges, t.strings, t.weight])
                     seen.append(loss)
-                self._state[b] = (flat, m, v)
+                self._state[b] = [flat, m, v]
                 losses.append(torch.stack(seen)[:, : len(self._blocks[b])])
         self.step += count
         return torch.cat(losses, 1)
@@ -372,7 +370,7 @@ class Replicas:
         together = [
             torch.stack([s[n] for s in states]).to(self.device, self.task.weight.dtype) for n in ("flat", "m", "v")
         ]
-        self._state = [tuple(self._fill(x, block) for x in together) for block in self._blocks]
+        self._state = [[self._fill(x, block) for x in together] for block in self._blocks]
 
 
 def _untied(config: RunConfig) -> RunConfig:
@@ -381,9 +379,9 @@ def _untied(config: RunConfig) -> RunConfig:
     return replace(config, tied=False)
 
 
-def _parameter(model: torch.nn.Module, name: str) -> Tensor:
+def _parameter(model: Transformer, name: str) -> Tensor:
     found = dict(model.named_parameters()).get(name)
-    return torch.zeros_like(model.embed.weight) if found is None else found.detach()  # a tied model has no unembedding
+    return torch.zeros_like(model.input_embedding) if found is None else found.detach()  # tied: no unembedding
 
 
 def _padded(size: int) -> int:

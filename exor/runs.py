@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
@@ -24,6 +25,7 @@ from exor.config import RunConfig, from_yaml, to_yaml
 from exor.models import build
 
 CHECKPOINT_FORMAT = 1
+PATIENCE = 2.0  # seconds that the workers of a killed process may need to notice
 
 
 def run_path(out: Path | str, config: RunConfig, name: str | None = None) -> Path:
@@ -67,10 +69,15 @@ class RunFolder:
             self._lock = os.open(self.path, os.O_RDONLY)
         except OSError as error:
             raise InputError(f"{self.path}: cannot be written ({error.strerror}); choose another --out") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.unlock()
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.05)
+        self.unlock()
             raise InputError(
                 f"{self.path}: another process is training this run; wait for it or choose another --out"
             ) from None

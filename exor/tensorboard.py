@@ -16,7 +16,7 @@ from exor.events import EventLog
 from exor.language import Language
 from exor.runs import RunFolder
 
-SETTINGS = ("preset", "mode", "seed", "architecture", "width", "layers", "learning_rate", "weight_decay", "schedule")
+SETTINGS = ("preset", "mode", "seed", "model", "width", "layers", "learning_rate", "weight_decay", "schedule")
 RESULTS = {"accuracy_train": "accuracy/train", "accuracy_test": "accuracy/test", "loss_train": "loss/train"}
 
 

@@ -101,6 +101,7 @@ def train(
     compiled: bool = True,
     workers: int = 1,
     overwrite: bool = False,
+    checkpoint_every: float = 20,
     watch: Callable[[Board], None] | None = None,
 ) -> list[RunFolder]:
     """Train runs, or continue them, each in its folder; finished ones are left alone.
@@ -113,6 +114,7 @@ def train(
         accelerator: ``auto``, ``cpu`` or ``gpu``.
         compiled: compile the training step.
         workers: processes to spread runs over, on a CPU. With more than one, callbacks act in those processes.
+        checkpoint_every: longest time between checkpoints, in seconds.
         overwrite: start again whatever is in the folders.
         watch: called a few times a second with the progress.
 
@@ -136,7 +138,7 @@ def train(
         if waiting:
             for run in waiting:
                 _prepare(run)
-            options = _Options(device, compiled and model is None, model, tuple(callbacks))
+            options = _Options(device, compiled and model is None, model, tuple(callbacks), checkpoint_every)
             _train_on_cores(waiting, options, workers if device.type == "cpu" else 1, watch)
     finally:
         for folder in folders:
@@ -185,6 +187,7 @@ class _Options:
     compiled: bool
     model: ModelFactory | None
     callbacks: tuple[L.Callback, ...]
+    checkpoint_every: float
 
 
 @dataclass
@@ -227,7 +230,7 @@ def _train_group(group: _Group, options: _Options, asked: Callable[[], bool], pl
         accelerator="gpu" if options.device.type == "cuda" else "cpu",
         devices=1,
         max_epochs=1,
-        callbacks=[Keeper(save, asked), *metrics, *options.callbacks, writer, place],
+        callbacks=[Keeper(save, asked, options.checkpoint_every), *metrics, *options.callbacks, writer, place],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -271,13 +274,12 @@ def _finish(run: Planned, module: ReplicaModule, i: int, snapshots: Snapshots, s
         folder.write_tensors("weights.pt", module.engine.weights(i))
     if snapshots.steps:
         folder.write_embeddings(snapshots.steps, *snapshots.of(i))
-    last = frame.iloc[-1].to_dict()
+    last = {str(k): float(v) for k, v in frame.iloc[-1].items()}
     if state == "finished":
         inputs, outputs = module.engine.embeddings()
         tensorboard.write_projector(folder, language, inputs[i].numpy(), outputs[i].numpy())
         tensorboard.write_hyperparameters(folder, config, last)
-    tested = frame["accuracy_test"].dropna()
-    best = int(tested.idxmax()) if len(tested) else None
+    tested = frame.set_index("step")["accuracy_test"].dropna()
     strings = dict(zip(("train", "test"), language.split(config.split_seed), strict=True))
     done = module.diverged_at.get(i, module.step)
     folder.write_summary(
@@ -286,7 +288,7 @@ def _finish(run: Planned, module: ReplicaModule, i: int, snapshots: Snapshots, s
             "step": done,
             "last": last,
             "mean_last_20000_steps": last_mean(frame).drop("step").to_dict(),
-            "best_accuracy_test": None if best is None else {"value": tested[best], "step": int(frame["step"][best])},
+            "best_accuracy_test": {"value": tested.max(), "step": tested.idxmax()} if len(tested) else None,
             "ceilings": {f"accuracy_{k}": language.bayes_accuracy(s) for k, s in strings.items()}
             | {f"loss_{k}": language.bayes_loss(s) for k, s in strings.items()},
             "contexts": {"evaluated": len(module.engine.contexts), "sampled": module.engine.contexts.sampled},

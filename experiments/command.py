@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import Field, field
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, Token
 
 from exor import InputError
 
@@ -28,12 +28,27 @@ def run(app: App, arguments: list[str] | None = None) -> int:
     return 2
 
 
+def whole(_: Any, tokens: Sequence[Token]) -> int:
+    """A whole number, and not one that rounding would make."""
+    text = tokens[0].value
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
+
+
 def optional(name: str, kind: Any, source: Field, group: Group) -> tuple[str, Any, Any]:
     """An option for a dataclass field that is None unless it is given; its help tells the field's default."""
     default = source.default
     told = " ".join(f"{v:g}" for v in default) if isinstance(default, tuple) else default
     text = source.metadata["help"] + (f" [default: {told}]" if default is not None else "")
-    note = Parameter(help=text, group=group, consume_multiple=isinstance(default, tuple), negative_iterable="")
+    note = Parameter(
+        help=text,
+        group=group,
+        consume_multiple=isinstance(default, tuple),
+        negative_iterable="",
+        converter=whole if kind in (int, int | None) else None,
+    )
     return name, Annotated[kind | None, note], field(default=None)
 
 

@@ -16,14 +16,14 @@ from cyclopts import App, Group, Parameter
 from exor import InputError
 from exor.config import RunConfig, parse_seeds, read_yaml
 from exor.language import PRESETS
-from experiments.command import main, optional
+from experiments.command import main, optional, whole
 
 RUNS, TASK, MODEL, TRAINING, WHERE = (
     Group(name, sort_key=i) for i, name in enumerate(("Runs", "Task", "Model", "Training", "Where and how"))
 )
 GROUPS = (
     dict.fromkeys(("bits", "zero", "one", "split_seed"), TASK)
-    | dict.fromkeys(("architecture", "width", "feed_forward", "heads", "layers"), MODEL)
+    | dict.fromkeys(("model", "width", "feed_forward", "heads", "layers"), MODEL)
     | dict.fromkeys(("tied", "seed"), RUNS)
 )
 HINTS = typing.get_type_hints(RunConfig)
@@ -55,8 +55,9 @@ def exor(
     accelerator: Annotated[Literal["auto", "cpu", "gpu"], Parameter(group=WHERE, help="Device to train on.")] = "auto",
     compile: Annotated[bool, Parameter(group=WHERE, help="Compile the training step.")] = True,
     workers: Annotated[
-        int | None, Parameter(group=WHERE, help="Processes on a CPU; as many as cores by default.")
+        int | None, Parameter(group=WHERE, converter=whole, help="Processes on a CPU; as many as cores by default.")
     ] = None,
+    checkpoint_every: Annotated[float, Parameter(group=WHERE, help="Seconds between checkpoints, at most.")] = 20,
     overwrite: Annotated[bool, Parameter(group=WHERE, negative="", help="Train again what is there.")] = False,
     dry_run: Annotated[bool, Parameter(group=WHERE, negative="", help="Say what would run, and stop.")] = False,
     quiet: Annotated[bool, Parameter(group=WHERE, negative="", help="Print problems only.")] = False,
@@ -66,6 +67,8 @@ def exor(
     configs = plan_configs(given, both=both, seeds=seeds, preset=preset, file=config)
     if workers is not None and workers < 1:
         raise InputError(f"workers: {workers} is out of range, at least 1 is accepted")
+    if not checkpoint_every >= 0:
+        raise InputError(f"checkpoint_every: {checkpoint_every:g} is out of range, at least 0 is accepted")
     if name is not None and (not name.strip() or "/" in name or name in (".", "..") or "\0" in name):
         raise InputError(f"name: {name!r} is no folder name")
 
@@ -78,6 +81,7 @@ def exor(
         accelerator=accelerator,
         compiled=compile,
         workers=workers,
+        checkpoint_every=checkpoint_every,
         overwrite=overwrite,
         dry_run=dry_run,
         quiet=quiet,

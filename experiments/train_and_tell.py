@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from exor.config import RunConfig
-from exor.language import Relation
 
 if TYPE_CHECKING:
     from exor.board import Board
@@ -30,7 +29,8 @@ ROW_BYTES = 1_200  # of a logged step in metrics.csv and TensorBoard events
 RUN_BYTES = 250_000  # of everything else in a run folder
 MOST_ROWS = 40  # of the closing table
 
-console = Console(highlight=False)
+TERMINAL = Console(highlight=False)
+console = TERMINAL if TERMINAL.is_terminal else Console(highlight=False, width=120)
 
 
 def main(
@@ -41,6 +41,7 @@ def main(
     accelerator: str,
     compiled: bool,
     workers: int | None,
+    checkpoint_every: float,
     overwrite: bool,
     dry_run: bool,
     quiet: bool,
@@ -67,6 +68,7 @@ def main(
                 accelerator="gpu" if device.type == "cuda" else "cpu",
                 compiled=compiled,
                 workers=cores,
+                checkpoint_every=checkpoint_every,
                 overwrite=overwrite,
                 watch=watch,
             )
@@ -133,16 +135,25 @@ def tell_results(configs: Sequence[RunConfig], folders: Sequence[RunFolder], say
 
     summaries = [folder.summary() or {} for folder in folders]
     pairs = shown_pairs(configs[0].language)
-    table = Table(title="Runs (means over the last 20,000 steps)", title_justify="left")
-    for heading in ("mode", "seed", "state", "accuracy / ceiling", "test / ceiling"):
-        table.add_column(heading)
+    ceilings = summaries[0]["ceilings"]
+    best = [
+        f"{_number(ceilings[f'accuracy_{s}'])} on {w} strings" for s, w in (("train", "training"), ("test", "test"))
+    ]
+    table = Table(
+        title="Runs: accuracies and distances, means over the last 20,000 steps",
+        caption=f"Best possible accuracy: {', '.join(best)}.",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for heading in ("mode", "seed", "state", "accuracy", "test acc."):
+        table.add_column(heading, no_wrap=True)
     for pair in pairs:
-        table.add_column(f"{pair} in")
-        table.add_column(f"{pair} out")
+        table.add_column(f"{pair} input")
+        table.add_column(f"{pair} output")
     found: dict[tuple[str, str, str], list[Outcome]] = {}
     for config, folder, summary in zip(configs, folders, summaries, strict=True):
-        mean, ceiling = summary["mean_last_20000_steps"], summary["ceilings"]
-        cells = [f"{_number(mean[f'accuracy_{s}'])} / {_number(ceiling[f'accuracy_{s}'])}" for s in ("train", "test")]
+        mean = summary["mean_last_20000_steps"]
+        cells = [_number(mean[f"accuracy_{split}"]) for split in ("train", "test")]
         distances = [_number(mean[f"{m}/{p}"]) for p in pairs for m in ("input", "output")]
         table.add_row(config.mode, str(config.seed), summary["state"], *cells, *distances)
         if summary["state"] != "diverged":
@@ -167,7 +178,7 @@ def tell_results(configs: Sequence[RunConfig], folders: Sequence[RunFolder], say
 
 
 def _observed(found: dict[tuple[str, str, str], list[Outcome]]) -> Table:
-    table = Table(title="Theory and observation", title_justify="left")
+    table = Table(title="Theory and observation: mean distances over seeds", title_justify="left")
     for heading in (
         "mode",
         "matrix",
@@ -182,7 +193,7 @@ def _observed(found: dict[tuple[str, str, str], list[Outcome]]) -> Table:
     for (mode, matrix, pair), several in sorted(found.items()):
         met = [o for o in several if o.met]
         steps = [o.step for o in met if o.step is not None]
-        when = f", median step {statistics.median(steps):,.0f}" if steps else ""
+        when = f", from step {statistics.median(steps):,.0f}" if steps else ""
         agree = [o.agrees for o in several]
         verdict = "–" if None in agree else f"{sum(map(bool, agree))} of {len(agree)}"
         table.add_row(
@@ -244,7 +255,7 @@ def progress(say: Console) -> Iterator:
 
 
 def _predicted(meets: bool | None) -> str:
-    return {True: "→ 0", False: "apart", None: "pulled both ways"}[meets]
+    return {True: "→ 0", False: "apart", None: "both ways"}[meets]
 
 
 def _gap(gap: float) -> str:
