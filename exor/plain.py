@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ class PlainLoop:
         self.step = 0
         self.device = torch.device(device)
         base = self.configs[0]
-        self.models = [_initial(factory, c).to(self.device) for c in self.configs]
+        self.models: list[Any] = [_initial(factory, c).to(self.device) for c in self.configs]
         self.optimizers = [
             torch.optim.AdamW(
                 m.parameters(), lr=base.learning_rate, betas=base.betas, eps=base.eps, weight_decay=base.weight_decay
@@ -87,8 +88,8 @@ class PlainLoop:
 
     def embeddings(self) -> tuple[Tensor, Tensor]:
         """Input and output embeddings of all replicas, each ``[R, V, D]``, on the CPU."""
-        inputs = torch.stack([getattr(m, "input_embedding").detach() for m in self.models]).cpu()
-        return inputs, torch.stack([getattr(m, "output_embedding").detach() for m in self.models]).cpu()
+        inputs = torch.stack([m.input_embedding.detach() for m in self.models]).cpu()
+        return inputs, torch.stack([m.output_embedding.detach() for m in self.models]).cpu()
 
     def weights(self, i: int) -> dict[str, Tensor]:
         """State dict of run i."""
@@ -106,16 +107,16 @@ class PlainLoop:
             optimizer.load_state_dict(state["optimizer"])
 
 
-def _initial(factory: ModelFactory, config: RunConfig) -> nn.Module:
+def _initial(factory: ModelFactory, config: RunConfig) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = factory(config)
+        model: Any = factory(config)
     vocabulary = len(config.language.vocabulary)
     for name in ("input_embedding", "output_embedding"):
         matrix = getattr(model, name, None)
         if not isinstance(matrix, Tensor) or matrix.ndim != 2 or len(matrix) != vocabulary:
             raise InputError(f"model: {type(model).__name__} needs a property {name}, a [{vocabulary}, width] tensor")
-    if (getattr(model, "input_embedding") is getattr(model, "output_embedding")) != config.tied:
+    if (model.input_embedding is model.output_embedding) != config.tied:
         raise InputError(
             f"model: {type(model).__name__} has to be {config.mode} for a config that says tied={config.tied}"
         )

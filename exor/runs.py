@@ -72,15 +72,14 @@ class RunFolder:
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
-                return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
             except OSError:
                 if time.monotonic() > deadline:
-                    break
+                    self.unlock()
+                    message = "another process is training this run; wait for it or choose another --out"
+                    raise InputError(f"{self.path}: {message}") from None
                 time.sleep(0.05)
-        self.unlock()
-            raise InputError(
-                f"{self.path}: another process is training this run; wait for it or choose another --out"
-            ) from None
 
     def unlock(self) -> None:
         """Let others write."""
