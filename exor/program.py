@@ -28,6 +28,8 @@ from torch import Tensor
 log = logging.getLogger("exor")
 
 Function = Callable[..., tuple[Tensor, ...]]
+# Takes its inputs as a list. What it returns may lie in memory that the next call writes to again: it can be passed
+# to that call, which reads before it writes, but what is to be kept has to be cloned.
 Program = Callable[[list[Tensor]], Sequence[Tensor]]
 
 INDUCTOR = {

@@ -328,8 +328,8 @@ class Replicas:
                 seen = []
                 for step, rate in zip(steps, rates, strict=True):
                     flat, m, v, loss = update([flat, m, v, tied, seed, step, rate, t.edges, t.strings, t.weight])
-                    seen.append(loss)
-                self._state[b] = [flat, m, v]
+                    seen.append(loss.clone())  # a program writes its next results where it wrote these
+                self._state[b] = [x.clone() for x in (flat, m, v)]
                 losses.append(torch.stack(seen)[:, : len(self._blocks[b])])
         self.step += count
         return torch.cat(losses, 1)
@@ -339,7 +339,7 @@ class Replicas:
         t = self.task
         with torch.no_grad():
             scores = [
-                self.programs[1]([state[0], tied, t.counts, t.targets, t.probability])[0][: len(block)]
+                self.programs[1]([state[0], tied, t.counts, t.targets, t.probability])[0][: len(block)].clone()
                 for state, (tied, _), block in zip(self._state, self._who, self._blocks, strict=True)
             ]
         return torch.cat(scores).cpu()
