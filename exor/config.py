@@ -16,6 +16,7 @@ from exor import InputError
 from exor.language import PRESETS, Language
 
 Schedule = Literal["cyclic-cosine", "cosine", "constant"]
+MODELS = ("transformer",)  # those of the lab; a config may name another that is trained from Python
 MAX_SEED = 2**32 - 1
 MAX_STEPS = 2**31 - 1
 

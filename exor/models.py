@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from exor import InputError
-from exor.config import RunConfig
+from exor.config import MODELS, RunConfig
 
 
 @runtime_checkable
@@ -78,8 +78,8 @@ def build(config: RunConfig) -> Transformer:
     Raises:
         InputError: a model that the lab does not have.
     """
-    if config.model != "transformer":
-        raise InputError(f"model: {config.model!r} is unknown, 'transformer' is accepted")
+    if config.model not in MODELS:
+        raise InputError(f"model: {config.model!r} is unknown, {', '.join(MODELS)} is accepted")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return Transformer(

@@ -319,8 +319,8 @@ class Replicas:
         """Do ``count`` updates. Returns the batch losses before each, ``[count, R]``."""
         t = self.task
         rates = torch.tensor(t.rates(self.step, count), dtype=t.weight.dtype, device=self.device).unbind()
-        steps = torch.arange(self.step, self.step + count, dtype=torch.int32, device=self.device)
-        steps = steps[:, None].repeat(1, self.width).unbind()
+        numbers = torch.arange(self.step, self.step + count, dtype=torch.int32, device=self.device)
+        steps = numbers[:, None].repeat(1, self.width).unbind()
         update, losses = self.programs[0], []
         with torch.no_grad():
             for b, (tied, seed) in enumerate(self._who):

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import platform
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +24,10 @@ from exor.config import RunConfig, from_yaml, to_yaml
 from exor.models import build
 
 CHECKPOINT_FORMAT = 1
+LEAVES = (
+    *("config.yaml", "metrics.csv", "embeddings.npz", "summary.json", "checkpoint.pt", "weights.pt"),
+    *(events.PATTERN, "projector_config.pbtxt", "*-embedding.tsv", "symbols.tsv", ".*.partial"),
+)
 PATIENCE = 2.0  # seconds that the workers of a killed process may need to notice
 
 
@@ -148,19 +151,14 @@ class RunFolder:
     # --- writing ------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Remove everything that a run leaves."""
-        for path in self.path.iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        """Remove everything that a run leaves, and nothing else."""
+        for pattern in LEAVES:
+            for path in self.path.glob(pattern):
+                path.unlink()
 
     def write(self, name: str, data: bytes | str) -> None:
         """Write a file so that it is either the old or the new one, whatever happens."""
-        partial = self.file(f".{name}.partial")
-        raw = data.encode() if isinstance(data, str) else data
-        with partial.open("wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.file(name))
+        write_file(self.file(name), data)
 
     def write_config(self, config: RunConfig) -> None:
         """``config.yaml``."""
@@ -239,6 +237,20 @@ def find(root: Path | str) -> Iterator[RunFolder]:
         raise InputError(f"{root}: holds no runs; a folder written by 'python -m experiments.exor' is accepted")
     for path in sorted(found, key=lambda p: (p.parent, len(p.name), p.name)):
         yield RunFolder(path)
+
+
+def write_file(path: Path, data: bytes | str) -> None:
+    """Write a file so that it is either the old or the new one, whatever happens."""
+    partial = path.with_name(f".{path.name}.partial")
+    raw = data.encode() if isinstance(data, str) else data
+    try:
+        with partial.open("wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def check_identity(folder: RunFolder, config: RunConfig) -> RunConfig | None:

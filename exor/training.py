@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -382,10 +383,16 @@ def _fork(
     def asked() -> bool:
         return bool(stop.value) or os.getppid() != parent
 
+    problems = context.SimpleQueue()
+
     def run(worker: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        _work(shares[worker], options, state, worker, asked, None)
+        try:
+            _work(shares[worker], options, state, worker, asked, None)
+        except (InputError, OSError) as error:
+            problems.put(error)
+            sys.exit(2)
 
     processes = [context.Process(target=run, args=(w,)) for w in range(len(shares))]
     for process in processes:
@@ -404,6 +411,8 @@ def _fork(
     finally:
         for process in processes:
             process.join()
+    if not problems.empty():
+        raise problems.get()
     failed = [p.exitcode for p in processes if p.exitcode]
     if failed:
         raise RuntimeError(f"{len(failed)} of {len(processes)} training processes failed; their messages are above")

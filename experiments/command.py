@@ -18,7 +18,7 @@ def run(app: App, arguments: list[str] | None = None) -> int:
         return app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except (InputError, CycloptsError) as error:
         message = " ".join(str(error).split())
-    except OSError as error:
+    except OSError as error:  # a full disk, say
         if error.errno is None:
             raise
         message = f"{error.filename or 'output'}: {error.strerror}"

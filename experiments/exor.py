@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Group, Parameter
 
 from exor import InputError
-from exor.config import RunConfig, parse_seeds, read_yaml
+from exor.config import MODELS, RunConfig, parse_seeds, read_yaml
 from exor.language import PRESETS
 from experiments.command import main, optional, whole
 
@@ -111,6 +111,8 @@ def plan_configs(
     except InputError as error:
         culprit = str(error).split(":")[0]
         raise InputError(f"{file}: {error}" if file and culprit in values and culprit not in given else error) from None
+    if base.model not in MODELS:
+        raise InputError(f"model: {base.model!r} is unknown, {', '.join(MODELS)} is accepted")
     modes = (True, False) if both else (base.tied,)
     numbers = parse_seeds(seeds) if seeds is not None else (base.seed,)
     return [replace(base, seed=seed, tied=tied) for seed in numbers for tied in modes]
