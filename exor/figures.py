@@ -73,20 +73,20 @@ def training_curves(
         for mode in modes:
             spread(used[-1], curve(table, mode, "accuracy_train"), MODES[mode], mode)
         early = table["step"].max() / 20  # before that, accuracy climbs from chance and would only squeeze the rest
-        low, top = (
-            table["accuracy_train"][table["step"] >= early].min(),
-            max(ceiling or 0, table["accuracy_train"].max()),
-        )
+        low = table["accuracy_train"][table["step"] >= early].quantile(0.01)  # nor do rare dips
+        top = max(ceiling or 0, table["accuracy_train"].max())
         accuracy = "accuracy" if exact else "accuracy (estimate)"
-        used[-1].set(title="Training strings", ylabel=accuracy, ylim=(0.9 * low, top + 0.15 * (top - low)))
+        span = top - low
+        used[-1].set(title="Training strings", ylabel=accuracy, ylim=(low - 0.35 * span, top + 0.15 * span))
         if ceiling is not None:
             label = f"best possible: {ceiling:.3f}"
             used[-1].axhline(ceiling, color="0.25", linestyle="--", linewidth=1, zorder=3)
+            look = {"ha": "right", "va": "bottom", "fontsize": 8, "color": "0.25"}
             place = used[-1].get_yaxis_transform()
-            used[-1].text(0.985, ceiling, label, transform=place, ha="right", va="bottom", fontsize=8, color="0.25")
+            used[-1].annotate(label, (0.99, ceiling), (0, 2), xycoords=place, textcoords="offset points", **look)
         for ax in used:
             ax.set_xlim(0, table["step"].max() / 1000)
-            ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+            ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
             ax.tick_params(labelbottom=True)
             sns.despine(ax=ax)
         for ax in used[-columns:]:

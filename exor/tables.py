@@ -6,7 +6,7 @@ import logging
 import re
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 
@@ -72,9 +72,7 @@ def collect(root: Path | str) -> Experiment:
         _check_same(folder, first, config)
         key = config.mode, config.seed
         if key in where:
-            raise InputError(
-                f"{folder}: {config.mode} seed {config.seed} is in {where[key]} too; leave one of them out"
-            )
+            raise InputError(f"{folder}: {config.mode} seed {config.seed} is in {where[key]} too; leave one out")
         where[key] = folder
         summary = folder.summary() or {}
         step, state = summary.get("step", 0), summary.get("state", "unfinished")
@@ -84,7 +82,9 @@ def collect(root: Path | str) -> Experiment:
             left_out.append(f"{config.mode} seed {config.seed} ({state})")
             continue
         sampled |= bool(summary.get("contexts", {}).get("sampled", False))
-        frame = _checked(folder.metrics(), folder.file("metrics.csv"), "accuracy_train")
+        distances = [f"{m}/{config.language.pair_name(p)}" for m in ("input", "output") for p in config.language.pairs]
+        needed = ["accuracy_train", "accuracy_test", *distances]
+        frame = _checked(folder.metrics(), folder.file("metrics.csv"), needed)
         if frame["step"].iloc[-1] != config.max_steps:
             end = f"it ends at step {frame['step'].iloc[-1]}, its run at {config.max_steps}"
             raise InputError(f"{folder.file('metrics.csv')}: damaged ({end})")
@@ -117,7 +117,7 @@ def reference_table(root: Path | str) -> pd.DataFrame:
             frame = pd.read_csv(path, encoding="utf-8")
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: damaged ({str(error).splitlines()[0]})") from None
-        frames.append(_labelled(_checked(frame, path, "accuracy_sampled"), match[1], int(match[2])))
+        frames.append(_labelled(_checked(frame, path, ["accuracy_sampled"]), match[1], int(match[2])))
     if not frames:
         raise InputError(f"{root}: holds no reference curves; files such as tied-seed-42.csv are accepted")
     return pd.concat(frames, ignore_index=True)
@@ -145,8 +145,8 @@ def at_steps(table: pd.DataFrame, steps: Iterable[int], columns: Sequence[str] |
     for mode in table["mode"].unique():
         for column in columns or [c for c in table.columns if c not in KEYS]:
             wide = curve(table, mode, column)
-            cadence = np.diff(wide.index).max(initial=0)
-            for step, values in wide.reindex(list(steps), method="ffill", tolerance=cadence).iterrows():
+            between = max(np.diff(wide.index).max(initial=1) - 1, 0)  # steps in the longest gap
+            for step, values in wide.reindex(list(steps), method="ffill", tolerance=between).iterrows():
                 if known := values.dropna().tolist():
                     low, high = min(known), max(known)
                     mean = min(max(statistics.fmean(known), low), high)  # rounding may push it out
@@ -202,15 +202,15 @@ def sheets(experiment: Experiment, reference: pd.DataFrame | None = None) -> lis
             column, label = f"{matrix}/{relation.name}", _label(mode, matrix, relation.name)
             for source, table, _ in _having(sources, mode, column):
                 name = f"{source}, {_seeds(table, mode)}"
-                distances.append((label, name, *_cells(table, mode, column, steps, _distance)))
+                distances.append((label, name, *_cells(table, mode, column, steps)))
                 if relation.meets(matrix, mode == "tied"):
                     meetings.append((label, name, *_meeting(table, mode, column)))
     for mode in modes:
         for source, table, column in _having(sources, mode):
             name = f"{source}, {_seeds(table, mode)}"
-            accuracies.append((f"{mode}, training strings", name, *_cells(table, mode, column, steps, _accuracy)))
+            accuracies.append((f"{mode}, training strings", name, *_cells(table, mode, column, steps, 3)))
         if not experiment.table["accuracy_test"].isna().all():
-            cells = _cells(experiment.table, mode, "accuracy_test", steps, _accuracy)
+            cells = _cells(experiment.table, mode, "accuracy_test", steps, 3)
             accuracies.append((f"{mode}, test strings", f"here, {_seeds(experiment.table, mode)}", *cells))
 
     at = tuple(f"step {s:,}" for s in steps)
@@ -266,17 +266,16 @@ def replace_results(text: str, results: str) -> str:
 def _check_same(folder: RunFolder, first: RunConfig, config: RunConfig) -> None:
     """Runs of one report have the same language and settings."""
     other = replace(config, seed=first.seed, tied=first.tied)
-    differing = [f.name for f in fields(other) if getattr(other, f.name) != getattr(first, f.name)]
-    if differing:
+    if differing := first.differences(other):
         what = ", ".join(f"{n} {getattr(config, n)} instead of {getattr(first, n)}" for n in differing)
         kind = "another language" if {"bits", "zero", "one"} & set(differing) else "other settings"
         raise InputError(f"{folder}: {kind} than the runs before ({what}); the runs of one experiment are accepted")
 
 
-def _checked(frame: pd.DataFrame, path: Path, accuracy: str) -> pd.DataFrame:
+def _checked(frame: pd.DataFrame, path: Path, needed: Sequence[str]) -> pd.DataFrame:
     """The frame, if it can be the metrics of a run."""
     problem = None
-    missing = [c for c in ("step", accuracy) if c not in frame]
+    missing = [c for c in ("step", *needed) if c not in frame]
     words = [c for c in frame if not pd.api.types.is_numeric_dtype(frame[c])]
     if missing:
         problem = f"no column {missing[0]!r}"
@@ -312,7 +311,7 @@ def _seeds(table: pd.DataFrame, mode: str) -> str:
     return f"{count} seed{'s' if count > 1 else ''}"
 
 
-def _cells(table: pd.DataFrame, mode: str, column: str, steps: Sequence[int], digits: int | None) -> list[str]:
+def _cells(table: pd.DataFrame, mode: str, column: str, steps: Sequence[int], digits: int | None = None) -> list[str]:
     found = at_steps(table[table["mode"] == mode], steps, [column])
     cells = dict.fromkeys(steps, "–")
     for row in found.to_dict("records"):
@@ -326,9 +325,6 @@ def _meeting(table: pd.DataFrame, mode: str, column: str) -> tuple[str, str]:
     middle, low, high = (_thousands(s) for s in (statistics.median(steps), min(steps), max(steps)))
     met = f"{sum(map(isfinite, steps))} of {len(steps)}"
     return met, f"{middle} [{low}–{high}]" if len(steps) > 1 else middle
-
-
-_distance, _accuracy = None, 3
 
 
 def _number(value: float, digits: int | None) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from exor.config import RunConfig
@@ -184,9 +184,9 @@ def _observed(found: dict[tuple[str, str, str], list[Outcome]]) -> Table:
         "matrix",
         "pair",
         "theory",
-        "distance: start",
+        "start",
         "end",
-        "met (below 10 % of start)",
+        "below 10 % of start",
         "agrees",
     ):
         table.add_column(heading)
@@ -211,7 +211,7 @@ def _observed(found: dict[tuple[str, str, str], list[Outcome]]) -> Table:
 
 class _Speed(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(f"{task.speed or 0:,.0f} seed-steps/s")
+        return Text(f"{(task.speed or 0) / 1000:,.1f}k seed-steps/s")
 
 
 @contextmanager
@@ -220,7 +220,7 @@ def progress(say: Console) -> Iterator:
     bar = Progress(
         TextColumn("step {task.fields[step]:,.0f}"),
         BarColumn(None),
-        _Speed(),
+        _Speed(table_column=Column(no_wrap=True)),
         TimeRemainingColumn(compact=True),
         TextColumn("{task.fields[numbers]}"),
         console=say,

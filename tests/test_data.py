@@ -297,6 +297,17 @@ def test_a_synonym_of_probability_zero_never_occurs(synonyms, seed):
     assert {*(symbols % 3).unique().tolist()} == {i for i, p in enumerate(synonyms) if p > 0}
 
 
+@pytest.mark.parametrize("word", [0, LAST_SEED], ids=["lowest", "highest"])
+@pytest.mark.parametrize("synonyms", [(0.0, 1.0), (1.0, 0.0), (0.0, 0.5, 0.5, 0.0)], ids=str)
+def test_not_even_at_the_ends_of_a_draw(monkeypatch, synonyms, word):
+    monkeypatch.setattr("exor.data.uniform", lambda k, cell: words([word]).expand(len(k[0]), cell.shape[1]))
+    config = RunConfig(zero=synonyms, one=synonyms)
+    batch = Source(config).batch([1], 0)
+    expected = [i for i, p in enumerate(synonyms) if p > 0][0 if word == 0 else -1]
+    assert {*(torch.stack(batch.symbols) % len(synonyms)).ravel().tolist()} == {expected}
+    assert {*batch.position.ravel().tolist()} == {0 if word == 0 else config.bits - 1}
+
+
 def test_thresholds():
     size = 2**UNIFORM_BITS
     rare = thresholds(Language(zero=(1 - 1e-9, 1e-9), one=(1e-9, 1 - 1e-9)))
@@ -385,6 +396,18 @@ def test_mix_avalanches(numbers):
     rates = torch.stack([(flips >> i & 1).double().mean(1) for i in range(32)])
     assert (rates - 0.5).abs().max() < 0.02
     assert (rates - 0.5).abs().mean() < 0.005
+
+
+@pytest.mark.parametrize("flipped", [0, 1], ids=["seed", "step"])
+def test_key_avalanches(flipped):
+    """Every bit of seed or step flips every bit of both words of the key half of the time."""
+    size = 2**14
+    base = [words(x) for x in np.random.default_rng(0).integers(2**32, size=(2, size)).tolist()]
+    for bit in words([2**i for i in range(32)]):
+        near = [x ^ bit if i == flipped else x for i, x in enumerate(base)]
+        for a, b in zip(key(*base), key(*near), strict=True):
+            rates = torch.stack([((a ^ b) >> i & 1).double().mean() for i in range(32)])
+            assert (rates - 0.5).abs().max() < 5 * 0.5 / size**0.5
 
 
 # --- batches that do not see every string ---------------------------------------------------------------------

@@ -157,7 +157,7 @@ TRAINING_CASES = {
     "cosine": {"schedule": "cosine", "max_steps": 250, "tied": True},
     "constant": {"schedule": "constant", "weight_decay": 0.3, "betas": (0.8, 0.95), "eps": 1e-8, "tied": False},
     "minibatch": {"batch_size": 20, "zero": (0.2, 0.3, 0.5), "bits": 5, "width": 6, "heads": 2},
-    "16-2-2": {"width": 16, "heads": 2, "layers": 2, "feed_forward": 16},
+    "16-2-2": {"width": 16, "heads": 2, "layers": 2, "feed_forward": 16, "tied": False},
 }
 
 
@@ -220,10 +220,11 @@ def test_advance_in_pieces_is_advance_at_once():
     assert all(state_equal(whole.state(i), pieces.state(i)) for i in (0, 1))
 
 
-def test_padding_rows_do_not_matter():
-    """Three replicas in blocks of two: the last block is filled up, and nothing shows it."""
+@pytest.mark.parametrize("width", [2, 4])
+def test_padding_rows_do_not_matter(width):
+    """Three replicas in blocks of two or four: the last block is filled up, and nothing shows it."""
     configs = both(MAIN, 5, 6)
-    three, four = eager(configs[:3], width=2), eager(configs, width=2)
+    three, four = eager(configs[:3], width=width), eager(configs, width=width)
     losses = three.advance(5), four.advance(5)
     assert losses[0].shape == (5, 3)
     assert torch.equal(losses[0], losses[1][:, :3])
