@@ -18,6 +18,7 @@ from exor.config import RunConfig
 from exor.language import Language
 
 UNIFORM_BITS = 30  # of a draw that picks a synonym; probabilities are rounded to 2^-30
+SECOND = 2**20  # above the bits of any string: marks its second occurrence in a batch
 POSITION_BITS = 24  # of a draw that picks the masked position
 
 
@@ -120,7 +121,7 @@ def draw(language: Language, edges: Tensor, strings: Tensor, seed: Tensor, step:
     for p in range(n):
         bit = (strings >> (n - 1 - p)) & 1
         u = (uniform(k, cell + p) >> (32 - UNIFORM_BITS)) & (2**UNIFORM_BITS - 1)
-        symbol = bit * len(language.zero)
+        symbol = bit * len(language.zero) + torch.zeros_like(position)
         for j in range(edges.shape[1]):
             symbol = symbol + (u >= torch.where(bit == 1, edges[1, j], edges[0, j])).int()
         symbols.append(symbol)
@@ -135,6 +136,9 @@ def batch_strings(strings: Tensor, size: int, seed: Tensor, step: Tensor) -> Ten
     Each epoch is a permutation seeded by (seed, epoch); batches cut the endless row of permutations into equal
     pieces, so a batch may hold the end of one epoch and the start of the next.
 
+    A string that occurs in both parts is spelled independently: those of the later epoch carry ``SECOND``, which
+    gives them other draws and leaves their bits alone.
+
     Args:
         strings: ``[N]`` (int32) the training strings, N ≥ size.
         size: strings in a batch.
@@ -144,13 +148,14 @@ def batch_strings(strings: Tensor, size: int, seed: Tensor, step: Tensor) -> Ten
     total = len(strings)
     start = step.long() * size
     epoch = (start // total).int()
-    # -1 apart from every string and position: the epoch's key is never a step's key
     orders = []
     for e in (epoch, epoch + 1):
         k0, k1 = key(seed, e)
-        orders.append(uniform((k0[:, None], ~k1[:, None]), strings[None] * 32 + 31).argsort(dim=1, stable=True))
+        # cell 31 of a string belongs to no position, so these draws are not those of any step
+        orders.append(uniform((k0[:, None], k1[:, None]), strings[None] * 32 + 31).argsort(dim=1, stable=True))
     index = (start % total)[:, None] + torch.arange(size, device=strings.device)
-    return strings[torch.cat(orders, 1).gather(1, index)]
+    chosen = strings[torch.cat(orders, 1).gather(1, index)]
+    return torch.where(index < total, chosen, chosen + SECOND)
 
 
 class Source:
@@ -184,7 +189,7 @@ class ExorDataset(IterableDataset):
 
     def __init__(self, config: RunConfig | None = None, steps: int | None = None) -> None:
         self.config = config or RunConfig()
-        self.steps = steps or self.config.max_steps
+        self.steps = self.config.max_steps if steps is None else steps
         self.source = Source(self.config)
 
     def __len__(self) -> int:

@@ -152,7 +152,7 @@ def _build(job: Job, path: Path) -> None:
         traced = make_fx(lambda *inputs: job.function(*inputs))(*job.inputs)
         exported = torch.export.export(traced, tuple(job.inputs))
         try:
-            aoti_compile_and_package(exported, package_path=str(partial), inductor_configs=INDUCTOR)
+            aoti_compile_and_package(exported, package_path=str(partial), inductor_configs=dict(INDUCTOR))
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)

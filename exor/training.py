@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -390,6 +391,7 @@ def _fork(
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             _work(shares[worker], options, state, worker, asked, None)
+            gc.collect()  # unloads the programs, which removes the folders that they were unpacked to
         except (InputError, OSError) as error:
             problems.put(error)
             sys.exit(2)

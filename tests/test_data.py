@@ -184,17 +184,7 @@ def test_batch_is_consistent(config, step):
     assert torch.equal(batch.counts(language), counts.float())
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        pytest.param(
-            config,
-            id=name,
-            marks=[pytest.mark.xfail(strict=True, reason="symbols are [1, B]")] if name == "one-synonym" else [],
-        )
-        for name, config in CONFIGS.items()
-    ],
-)
+@each_config
 def test_batch_has_the_documented_shapes(config):
     batch, source = Source(config).batch(SEEDS, 1), Source(config)
     shape = (len(SEEDS), source.size)
@@ -458,7 +448,6 @@ def test_minibatch_draws_are_those_of_its_strings():
     assert torch.equal(flat(small)[0], flat(full)[0, where])
 
 
-@pytest.mark.xfail(strict=True, reason="both copies get the same draws")
 @pytest.mark.parametrize("size", [100, 114])
 def test_a_string_twice_in_a_batch_is_drawn_twice(size):
     """A batch over the border of two epochs may hold a string twice; the two are as independent as any others."""

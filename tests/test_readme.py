@@ -3,7 +3,6 @@
 import re
 
 import pytest
-
 from conftest import ROOT, command
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

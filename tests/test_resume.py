@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from conftest import command, scalars, start
+
 from exor.runs import RunFolder
 
 STEPS = 40_000

@@ -1,0 +1,228 @@
+"""How fast the lab trains, against the loop that anyone would write over the plain module.
+
+Both sides get the same number of threads, first one (pinned to one core), then all, and every figure comes from a
+process of its own. The lab's includes drawing, the optimiser, exact evaluation, logging to disk and TensorBoard,
+checkpoints and Lightning, from the first step to the last file written; setting up is reported beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.table import Table
+
+from experiments.command import main
+
+GOALS = {1: 15, 10: 70, 100: 110}  # times the plain loop, on one thread
+STEPS = {1: 300_000, 10: 60_000, 100: 15_000, 1_000: 2_000, 10_000: 500}
+PLAIN_STEPS = 3_000
+
+app = App(name="python -m experiments.benchmark", help=__doc__, help_format="plaintext", version_flags=[])
+
+
+@app.default
+def benchmark(
+    *,
+    quick: Annotated[bool, Parameter(negative="", help="A tenth of the steps: rougher figures.")] = False,
+    output: Annotated[Path, Parameter(name="--json", help="Where the figures go.")] = Path("benchmark.json"),
+    measure: Annotated[str | None, Parameter(show=False)] = None,
+) -> int:
+    """Time both sides, print a table, write the figures."""
+    if measure:
+        print(json.dumps(_measure(**json.loads(measure))))
+        return 0
+    console = Console(highlight=False)
+    share = 0.1 if quick else 1.0
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder) / "programs"
+        results = []
+        for threads in sorted({1, _cores()}):
+            for seeds in GOALS:
+                console.print(f"{seeds} seeds, {threads} thread{'s' * (threads > 1)} …")
+                results.append(_compare(seeds, threads, share, cache, Path(folder)))
+        gpu = _on_gpu(share, cache, Path(folder))
+    console.print(_table(results))
+    console.print(_breakdown(results))
+    for row in gpu:
+        console.print(f"GPU, {row['seeds']:,} seeds: {row['rate']:,.0f} seed-steps/s, {row['memory']:,.0f} MB")
+    partial = output.with_name(f".{output.name}.partial")
+    partial.write_text(json.dumps({"cpu": results, "gpu": gpu}, indent=2) + "\n", encoding="utf-8")
+    partial.replace(output)
+    console.print(f"Written: {output}")
+    return 0
+
+
+def _compare(seeds: int, threads: int, share: float, cache: Path, folder: Path) -> dict[str, Any]:
+    steps = int(STEPS[seeds] * share)
+    plain = {"what": "plain", "threads": threads, "steps": int(PLAIN_STEPS * share)}
+    lab = {"what": "lab", "threads": threads, "seeds": seeds, "steps": steps, "folder": str(folder)}
+    first = _process({**lab, "steps": 100}, cache)  # compiles, unless an earlier row had the same program
+    before, ours, after = _process(plain, cache), _process(lab, cache), _process(plain, cache)
+    rate = statistics.mean([before["rate"], after["rate"]])
+    return {
+        "seeds": seeds,
+        "threads": threads,
+        "plain_steps_per_second": rate,
+        "lab_seed_steps_per_second": ours["rate"],
+        "ratio": ours["rate"] / rate,
+        "goal": GOALS[seeds] if threads == 1 else None,
+        "setup_seconds": ours["setup"],
+        "compile_seconds": first["setup"] - ours["setup"],
+        "peak_memory_mb": ours["memory"],
+        "seconds": {name: ours[name] for name in ("total", "updates", "evaluations", "writing")},
+    }
+
+
+def _process(job: dict[str, Any], cache: Path) -> dict[str, float]:
+    """Run a measurement in a fresh process."""
+    environment = os.environ | {"EXOR_CACHE": str(cache), "OMP_NUM_THREADS": str(job["threads"])}
+    command = [sys.executable, "-m", "experiments.benchmark", "--measure", json.dumps(job)]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _measure(what: str, threads: int, **job: Any) -> dict[str, float]:
+    if threads == 1 and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    import torch
+
+    torch.set_num_threads(threads)
+    result = _plain(**job) if what == "plain" else _lab(threads=threads, **job)
+    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return result | {"memory": peak / 1024}
+
+
+def _plain(steps: int) -> dict[str, float]:
+    """The ordinary loop: one seed, no logging."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from exor.config import RunConfig
+    from exor.models import build
+
+    config = RunConfig()
+    language = config.language
+    bits = torch.tensor(language.bits_of(language.split()[0]))
+    rows, first = torch.arange(len(bits)), torch.tensor([language.zero[0], language.one[0]])
+    parity = language.parity_id(0) + bits.sum(1, keepdim=True) % 2
+    model = build(config)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=config.learning_rate, eps=config.eps, weight_decay=config.weight_decay
+    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.period, config.final_learning_rate)
+
+    def step() -> None:
+        tokens = torch.cat([2 * bits + (torch.rand(bits.shape) >= first[bits]), parity], 1)
+        position = torch.randint(language.bits, (len(bits),))
+        target = tokens[rows, position]
+        tokens[rows, position] = language.mask_id
+        optimizer.zero_grad()
+        cross_entropy(model(tokens, position), target).backward()
+        optimizer.step()
+        schedule.step()
+
+    for _ in range(100):
+        step()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return {"rate": steps / (time.perf_counter() - start)}
+
+
+def _lab(threads: int, seeds: int, steps: int, folder: str, accelerator: str = "cpu") -> dict[str, float]:
+    """The lab's own path, half of the runs tied; also where its time goes (in this process only)."""
+    from exor.config import RunConfig
+    from exor.lightning import RunWriter
+    from exor.replicas import Replicas
+    from exor.runs import with_seeds
+    from exor.training import train
+
+    spent = dict.fromkeys(("updates", "evaluations", "writing"), 0.0)
+
+    def timed(owner: type, method: str, name: str) -> None:
+        function = getattr(owner, method)
+
+        def wrapper(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            result = function(*arguments)
+            spent[name] += time.perf_counter() - start
+            return result
+
+        setattr(owner, method, wrapper)
+
+    for owner, method, name in (
+        (Replicas, "advance", "updates"),
+        (Replicas, "evaluate", "evaluations"),
+        (RunWriter, "flush", "writing"),
+    ):
+        timed(owner, method, name)
+    configs = with_seeds(RunConfig(max_steps=steps), tuple(range(-(-seeds // 2))), (True, False))[:seeds]
+    with tempfile.TemporaryDirectory(dir=folder) as out:
+        start = time.perf_counter()
+        folders = train(configs, out, workers=threads, accelerator=accelerator)
+        end = time.perf_counter()
+        seconds = max((folder.summary() or {})["seconds"] for folder in folders)  # without setting up
+    setup = end - start - seconds
+    return {"rate": seeds * steps / seconds, "total": seconds, "setup": setup} | spent
+
+
+def _on_gpu(share: float, cache: Path, folder: Path) -> list[dict[str, Any]]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    jobs = [
+        {"what": "lab", "threads": 1, "seeds": n, "steps": int(STEPS[n] * share), "accelerator": "gpu"}
+        for n in (1, 100, 1_000, 10_000)
+    ]
+    return [{"seeds": job["seeds"]} | _process(job | {"folder": str(folder)}, cache) for job in jobs]
+
+
+def _table(results: list[dict[str, Any]]) -> Table:
+    table = Table(title="Seed-steps per second", title_justify="left")
+    for heading in ("threads", "seeds", "plain loop", "lab", "ratio", "goal", "compiling", "setting up", "peak memory"):
+        table.add_column(heading, justify="right")
+    for r in results:
+        table.add_row(
+            str(r["threads"]),
+            str(r["seeds"]),
+            f"{r['plain_steps_per_second']:,.0f}",
+            f"{r['lab_seed_steps_per_second']:,.0f}",
+            f"{r['ratio']:.0f}×",
+            f"≥ {r['goal']}×" if r["goal"] else "",
+            f"{max(0, r['compile_seconds']):.0f} s",
+            f"{r['setup_seconds']:.1f} s",
+            f"{r['peak_memory_mb']:,.0f} MB",
+        )
+    return table
+
+
+def _breakdown(results: list[dict[str, Any]]) -> Table:
+    table = Table(title="Where the lab's time goes, one thread", title_justify="left")
+    for heading in ("seeds", "training steps", "evaluation", "writing", "Lightning and the rest"):
+        table.add_column(heading, justify="right")
+    for r in results:
+        if r["threads"] == 1:
+            seconds = r["seconds"]
+            parts = [seconds[name] / seconds["total"] for name in ("updates", "evaluations", "writing")]
+            table.add_row(str(r["seeds"]), *[f"{part:.0%}" for part in [*parts, 1 - sum(parts)]])
+    return table
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+if __name__ == "__main__":
+    main(app)()

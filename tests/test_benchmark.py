@@ -1,0 +1,24 @@
+"""The benchmark runs and writes figures; what they are is not a test's business."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+
+@pytest.mark.slow
+def test_benchmark_writes_figures(tmp_path):
+    path = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "experiments.benchmark", "--quick", "--json", str(path)]
+    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "Where the lab's time goes" in text
+    rows = json.loads(path.read_text())["cpu"]
+    assert {(row["seeds"], row["threads"]) for row in rows} >= {(1, 1), (10, 1), (100, 1)}
+    for row in rows:
+        assert row["ratio"] == pytest.approx(row["lab_seed_steps_per_second"] / row["plain_steps_per_second"])
+        if row["threads"] == 1:
+            parts = [row["seconds"][name] for name in ("updates", "evaluations", "writing")]
+            assert all(part > 0 for part in parts)
+            assert sum(parts) < row["seconds"]["total"]
