@@ -10,6 +10,7 @@ import platform
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def run_path(out: Path | str, config: RunConfig, name: str | None = None) -> Pat
     return Path(out) / "exor" / (name or config.default_name) / config.mode / f"seed-{config.seed}"
 
 
+@cache
 def versions() -> dict[str, str]:
     """Versions of what decides numbers."""
     return {

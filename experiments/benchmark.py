@@ -22,11 +22,12 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
+from exor import InputError
 from experiments.command import main
 
 GOALS = {1: 15, 10: 70, 100: 110}  # times the plain loop, on one thread
 STEPS = {1: 300_000, 10: 60_000, 100: 15_000, 1_000: 2_000, 10_000: 500}
-PLAIN_STEPS = 3_000
+PLAIN_SECONDS = 4.0
 
 app = App(name="python -m experiments.benchmark", help=__doc__, help_format="plaintext", version_flags=[])
 
@@ -42,7 +43,10 @@ def benchmark(
     if measure:
         print(json.dumps(_measure(**json.loads(measure))))
         return 0
-    console = Console(highlight=False)
+    if not output.absolute().parent.is_dir():
+        raise InputError(f"json: {output} cannot be written, its folder does not exist")
+    terminal = Console(highlight=False)
+    console = terminal if terminal.is_terminal else Console(highlight=False, width=100)
     share = 0.1 if quick else 1.0
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "programs"
@@ -56,16 +60,16 @@ def benchmark(
     console.print(_breakdown(results))
     for row in gpu:
         console.print(f"GPU, {row['seeds']:,} seeds: {row['rate']:,.0f} seed-steps/s, {row['memory']:,.0f} MB")
-    partial = output.with_name(f".{output.name}.partial")
-    partial.write_text(json.dumps({"cpu": results, "gpu": gpu}, indent=2) + "\n", encoding="utf-8")
-    partial.replace(output)
+    from exor.runs import write_file
+
+    write_file(output, json.dumps({"cpu": results, "gpu": gpu}, indent=2) + "\n")
     console.print(f"Written: {output}")
     return 0
 
 
 def _compare(seeds: int, threads: int, share: float, cache: Path, folder: Path) -> dict[str, Any]:
     steps = int(STEPS[seeds] * share)
-    plain = {"what": "plain", "threads": threads, "steps": int(PLAIN_STEPS * share)}
+    plain = {"what": "plain", "threads": threads, "seconds": PLAIN_SECONDS * max(share, 0.25)}
     lab = {"what": "lab", "threads": threads, "seeds": seeds, "steps": steps, "folder": str(folder)}
     first = _process({**lab, "steps": 100}, cache)  # compiles, unless an earlier row had the same program
     before, ours, after = _process(plain, cache), _process(lab, cache), _process(plain, cache)
@@ -103,7 +107,7 @@ def _measure(what: str, threads: int, **job: Any) -> dict[str, float]:
     return result | {"memory": peak / 1024}
 
 
-def _plain(steps: int) -> dict[str, float]:
+def _plain(seconds: float) -> dict[str, float]:
     """The ordinary loop: one seed, no logging."""
     import torch
     from torch.nn.functional import cross_entropy
@@ -135,8 +139,10 @@ def _plain(steps: int) -> dict[str, float]:
     for _ in range(100):
         step()
     start = time.perf_counter()
-    for _ in range(steps):
+    steps = 0
+    while time.perf_counter() - start < seconds:
         step()
+        steps += 1
     return {"rate": steps / (time.perf_counter() - start)}
 
 
