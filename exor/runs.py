@@ -25,6 +25,7 @@ from exor.config import RunConfig, from_yaml, to_yaml
 from exor.models import build
 
 CHECKPOINT_FORMAT = 1
+CHECKPOINT_FIELDS = ("step", "width", "state", "snapshots", "lengths", "seconds", "versions")
 LEAVES = (
     *("config.yaml", "metrics.csv", "embeddings.npz", "summary.json", "checkpoint.pt", "weights.pt"),
     *(events.PATTERN, "projector_config.pbtxt", "*-embedding.tsv", "symbols.tsv", ".*.partial"),
@@ -144,7 +145,7 @@ class RunFolder:
             found = torch.load(path, map_location="cpu", weights_only=True)
             if found["format"] != CHECKPOINT_FORMAT:
                 raise InputError(f"{path}: format {found['format']}, this version reads {CHECKPOINT_FORMAT}")
-            return found
+            return {name: found[name] for name in CHECKPOINT_FIELDS}
         except InputError:
             raise
         except Exception:  # torch raises many kinds

@@ -84,8 +84,10 @@ def plan(
         if overwrite or (there := check_identity(run.folder, config)) is None:
             continue
         summary = run.folder.summary()
-        if summary and there == config and summary["state"] in ("finished", "diverged"):
-            run.state, run.step = summary["state"], summary["step"]
+        state, step = (summary["state"], summary["step"]) if summary else (None, 0)
+        # a finished run that is to go on keeps its old summary until it ends again
+        if there == config and (state == "diverged" or (state == "finished" and step == config.max_steps)):
+            run.state, run.step = state, step
         else:
             run.checkpoint = run.folder.checkpoint()
             run.step = run.checkpoint["step"] if run.checkpoint else 0
@@ -141,7 +143,8 @@ def train(
             for run in waiting:
                 _prepare(run)
             options = _Options(device, compiled and model is None, model, tuple(callbacks), checkpoint_every)
-            _train_on_cores(waiting, options, workers if device.type == "cpu" else 1, watch)
+            many = device.type == "cpu" and sys.platform == "linux"  # elsewhere, forking a loaded torch is unsafe
+            _train_on_cores(waiting, options, workers if many else 1, watch)
     finally:
         for folder in folders:
             folder.unlock()
@@ -213,7 +216,12 @@ def _train_group(group: _Group, options: _Options, asked: Callable[[], bool], pl
     writer = RunWriter(module.folders)
     checkpoints = [run.checkpoint for run in runs if run.checkpoint]
     if checkpoints:
-        engine.load_state([c["state"] for c in checkpoints], runs[0].step)
+        try:
+            engine.load_state([c["state"] for c in checkpoints], runs[0].step)
+        except (KeyError, RuntimeError):
+            raise InputError(
+                f"{runs[0].folder}: its checkpoint is of another model; --overwrite starts again"
+            ) from None
         snapshots.restore([c["snapshots"] for c in checkpoints])
     else:
         writer.announce(tensorboard.layout(configs[0]))
@@ -262,6 +270,7 @@ def _save(module: ReplicaModule, i: int, snapshots: Snapshots, seconds: float) -
         "snapshots": snapshots.state(i),
         "lengths": folder.file_lengths(),
         "seconds": seconds,
+        "versions": dict(versions()),
     }
     folder.write_tensors("checkpoint.pt", content)
 
@@ -310,6 +319,9 @@ def _prepare(run: Planned) -> None:
         run.folder.clear()
     else:
         run.folder.cut_back(run.checkpoint["lengths"])
+        if run.checkpoint["versions"] != versions():
+            changed = [f"{k} {v}" for k, v in run.checkpoint["versions"].items() if versions().get(k) != v]
+            log.warning("%s: continues with other versions than it began with (%s).", run.folder, ", ".join(changed))
     run.folder.write_config(run.config)
 
 

@@ -195,3 +195,20 @@ def test_two_bits_have_no_test_strings(out):
     assert frame["accuracy_test"].isna().all()
     assert frame["accuracy_train"].notna().all()
     assert folder.summary()["best_accuracy_test"] is None
+
+
+def test_checkpoints_of_other_models_and_versions(out, caplog):
+    short = RunConfig(bits=3, max_steps=20, log_every=10)
+    longer = RunConfig(bits=3, max_steps=40, log_every=10)
+    (folder,) = train([short], out, model=Gru)
+    with pytest.raises(InputError, match="its checkpoint is of another model"):
+        train([longer], out)
+    found = torch.load(folder.file("checkpoint.pt"), weights_only=True)
+    found["versions"]["torch"] = "1.0"
+    folder.write_tensors("checkpoint.pt", found)
+    train([longer], out, model=Gru)
+    assert "continues with other versions than it began with (torch 1.0)" in caplog.text
+    del found["width"]
+    folder.write_tensors("checkpoint.pt", found)
+    with pytest.raises(InputError, match=r"checkpoint\.pt: damaged"):
+        train([RunConfig(bits=3, max_steps=60, log_every=10)], out, model=Gru)
