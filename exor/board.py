@@ -13,7 +13,7 @@ import numpy as np
 from exor.language import Language
 
 if TYPE_CHECKING:
-    from exor.training import Planned
+    from exor.plan import Planned
 
 FIELDS = ("done", "step", "runs", "loss", "accuracy", "first", "second")
 

@@ -21,8 +21,8 @@ from exor.config import RunConfig
 if TYPE_CHECKING:
     from exor.board import Board
     from exor.findings import Outcome
+    from exor.plan import Planned
     from exor.runs import RunFolder
-    from exor.training import Planned
 
 SPEED = 60_000  # seed-steps per second and core of the published model, measured on a 2.6 GHz server core
 ROW_BYTES = 1_200  # of a logged step in metrics.csv and TensorBoard events
@@ -50,14 +50,15 @@ def main(
     say = Console(quiet=True) if quiet else console
     say.print(theory(configs[0]))
 
-    from exor import training  # torch and lightning: seconds
+    from exor import plan, training  # torch and lightning: seconds
+    from exor.workers import Interrupted
 
     logging.basicConfig(format="%(message)s", level="WARNING")
     logging.getLogger("exor").setLevel("WARNING" if quiet else "INFO")
     device = training.pick_device(accelerator)
     cores = workers or training.cores()
     if dry_run:
-        tell_plan(training.plan(configs, out, name, overwrite=overwrite), cores)
+        tell_plan(plan.plan(configs, out, name, overwrite=overwrite), cores)
         return 0
     with progress(say) as watch:
         try:
@@ -72,7 +73,7 @@ def main(
                 overwrite=overwrite,
                 watch=watch,
             )
-        except training.Interrupted as stopped:
+        except Interrupted as stopped:
             say.print(f"{stopped}; everything is saved, and the same command continues.")
             return 128 + stopped.signal
     say.print()
