@@ -58,20 +58,20 @@ class Place(L.Callback):
     def __init__(self, board: Board, worker: int, watch: Callable[[Board], None] | None) -> None:
         self.board, self.row, self.watch = board, board.rows[worker], watch
         self.before = self.row[0]
+        self.first: int | None = None
         self.shown = 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self.first = pl_module.step
-        self._report(pl_module)
+        self.report(pl_module)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
-        self._report(pl_module)
+        if time.monotonic() - self.shown > 0.1:
+            self.report(pl_module)
 
-    def _report(self, module: Any) -> None:
-        now = time.monotonic()
-        if now - self.shown < 0.1:
-            return
-        self.shown, runs = now, len(module.configs)
+    def report(self, module: Any) -> None:
+        """Enter what the module's runs have done and measured."""
+        self.shown, runs = time.monotonic(), len(module.configs)
+        self.first = module.step if self.first is None else self.first
         values = [self.before + (module.step - self.first) * runs, module.step, runs]
         names = ["loss_train", "accuracy_train", *[f"input/{pair}" for pair in self.board.pairs]]
         with np.errstate(all="ignore"):

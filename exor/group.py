@@ -100,6 +100,7 @@ def train_group(group: Group, options: Options, asked: Callable[[], bool], place
         own = [c for c in options.callbacks if isinstance(c, Metric)]
         for metric in [*metrics, *own, writer]:
             metric.measure(module)
+        place.report(module)
     writer.flush()
     for i, run in enumerate(runs):
         _finish(run, module, i, snapshots, seconds(), len(runs))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from exor import InputError
 from exor.config import RunConfig
 from exor.runs import RunFolder, check_identity, run_path, versions
 
@@ -58,6 +59,9 @@ def plan(
         # a finished run that is to go on keeps its old summary until it ends again
         if there == config and (state == "diverged" or (state == "finished" and step == config.max_steps)):
             run.state, run.step = state, step
+            if summary and run.folder.metrics()["step"].iloc[-1] != summary["last"]["step"]:
+                path = run.folder.file("metrics.csv")
+                raise InputError(f"{path}: damaged, it does not end with its run; --overwrite trains the run again")
         else:
             run.checkpoint = run.folder.checkpoint()
             run.step = run.checkpoint["step"] if run.checkpoint else 0

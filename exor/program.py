@@ -100,8 +100,6 @@ def _ahead_of_time(jobs: Sequence[Job]) -> list[Program]:
         with tempfile.TemporaryDirectory() as temporary:
             return [_built(job, Path(temporary)) for job in jobs]
     missing = [job for job in jobs if not _path(job, folder).exists()]
-    if missing:
-        log.info("Compiling, once for this kind of model and machine …")
     # the compiler is Python and works on one core: a forked copy of this process does the second program meanwhile
     fork = multiprocessing.get_context("fork") if sys.platform == "linux" else None
     others = (
@@ -110,7 +108,7 @@ def _ahead_of_time(jobs: Sequence[Job]) -> list[Program]:
     for process in others:
         process.start()
     try:
-        programs = [_built(job, folder) for job in jobs[:1]]
+        programs = [_built(jobs[0], folder, tell=True)]
         for process in others:
             process.join()
         return programs + [_built(job, folder) for job in jobs[1:]]
@@ -128,7 +126,7 @@ def _path(job: Job, folder: Path) -> Path:
     return folder / f"{fingerprint(job)}.pt2"
 
 
-def _built(job: Job, folder: Path) -> Program:
+def _built(job: Job, folder: Path, tell: bool = False) -> Program:
     """The program from the folder, built there if it is missing; processes that want the same one wait for it."""
     path = _path(job, folder)
     with open(path.with_suffix(".lock"), "w") as lock:
@@ -138,6 +136,8 @@ def _built(job: Job, folder: Path) -> Program:
                 return _load(path)
             except Exception:
                 path.unlink()  # damaged
+        if tell:
+            log.info("Compiling, once for this kind of model and machine …")
         _build(job, path)
         return _load(path)
 

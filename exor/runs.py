@@ -102,7 +102,10 @@ class RunFolder:
             InputError: not readable as a config.
         """
         path = self.file("config.yaml")
-        return from_yaml(path) if path.exists() else None
+        try:
+            return from_yaml(path) if path.exists() else None
+        except InputError as error:
+            raise InputError(f"{error}; --overwrite trains the run again") from None
 
     def summary(self) -> dict[str, Any] | None:
         """``summary.json``, None before the run first ends.
@@ -126,7 +129,10 @@ class RunFolder:
         """
         path = self.file("metrics.csv")
         try:
-            return pd.read_csv(path, encoding="utf-8")
+            frame = pd.read_csv(path, encoding="utf-8")
+            if "step" not in frame or frame.empty:
+                raise ValueError("no steps in it")
+            return frame
         except FileNotFoundError:
             raise InputError(f"{path}: does not exist; a run folder is accepted") from None
         except (OSError, ValueError) as error:

@@ -124,8 +124,8 @@ def tell_plan(runs: Sequence[Planned], cores: int) -> None:
     seconds = steps * work / SPEED / min(cores, max(1, sum(not r.state for r in runs)))
     disk = rows * ROW_BYTES + RUN_BYTES * sum(not r.state for r in runs)
     console.print(
-        f"About {_duration(seconds)} on {cores} such cores (a rough guess; the first time, half a minute more to "
-        f"compile) and {disk / 1e6:.0f} MB of disk."
+        f"About {_duration(seconds)} on {cores} such cores (a rough guess), some seconds to start, the first "
+        f"time half a minute to compile, and {disk / 1e6:.0f} MB of disk."
     )
 
 
@@ -154,15 +154,16 @@ def tell_results(configs: Sequence[RunConfig], folders: Sequence[RunFolder], say
     found: dict[tuple[str, str, str], list[Outcome]] = {}
     for config, folder, summary in zip(configs, folders, summaries, strict=True):
         mean = summary["mean_last_20000_steps"]
-        cells = [_number(mean[f"accuracy_{split}"]) for split in ("train", "test")]
-        distances = [_number(mean[f"{m}/{p}"]) for p in pairs for m in ("input", "output")]
-        table.add_row(config.mode, str(config.seed), summary["state"], *cells, *distances)
+        names = ["accuracy_train", "accuracy_test", *[f"{m}/{p}" for p in pairs for m in ("input", "output")]]
+        cells = [_number(None if summary["state"] == "diverged" else mean[name]) for name in names]
+        table.add_row(config.mode, str(config.seed), summary["state"], *cells)
         if summary["state"] != "diverged":
             for outcome in outcomes(config, folder.metrics()):
                 found.setdefault((config.mode, outcome.matrix, outcome.relation.name), []).append(outcome)
     if len(configs) <= MOST_ROWS:
         say.print(table)
-    say.print(_observed(found))
+    if found:
+        say.print(_observed(found))
     root = folders[0].path.parent.parent
     say.print(f"Runs: {root}", soft_wrap=True)
     points = configs[0].max_steps // configs[0].log_every
@@ -174,7 +175,8 @@ def tell_results(configs: Sequence[RunConfig], folders: Sequence[RunFolder], say
         )
     diverged = [f"{c.mode} seed {c.seed}" for c, s in zip(configs, summaries, strict=True) if s["state"] == "diverged"]
     if diverged:
-        console.print(f"Diverged: {', '.join(diverged)}. A lower --learning-rate may help.")
+        message = f"Diverged: {', '.join(diverged)}. A lower --learning-rate may help."
+        Console(stderr=True, highlight=False).print(message, soft_wrap=True)
     return 1 if diverged else 0
 
 

@@ -177,6 +177,25 @@ def test_damage_is_named_and_nothing_is_lost(name, out):
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == kept
 
 
+@pytest.mark.parametrize("text", ["garbage", "step,loss_train\n0,1\n", ""])
+def test_damaged_metrics_of_a_finished_run_are_not_believed(text, out):
+    arguments = ("--max-steps", "100", "--no-compile", "--out", out)
+    assert command(*arguments)[0] == 0
+    (out / "exor/main/untied/seed-42/metrics.csv").write_text(text)
+    code, _, err = command(*arguments)
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1
+    assert "metrics.csv: damaged" in err
+
+
+def test_a_diverged_run_is_told_and_exits_with_1(out):
+    arguments = ("--learning-rate", "1e30", "--max-steps", "100", "--no-compile", "--quiet", "--out", out)
+    for _ in range(2):
+        code, text, err = command(*arguments)
+        assert (code, text) == (1, "")
+        assert "Diverged: untied seed 42" in err
+
+
 def test_unusable_output_folder(out):
     out.parent.mkdir(exist_ok=True)
     out.write_text("a file")
