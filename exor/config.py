@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cached_property
 from math import cos, isfinite, pi
@@ -191,6 +191,11 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         twice = next(s for s in seeds if seeds.count(s) > 1)
         raise InputError(f"seeds: {twice} is given more than once in {text!r}")
     return tuple(seeds)
+
+
+def with_seeds(config: RunConfig, seeds: tuple[int, ...], modes: tuple[bool, ...]) -> list[RunConfig]:
+    """One config for each seed and mode (tied or not), seeds in order."""
+    return [replace(config, seed=seed, tied=tied) for seed in seeds for tied in modes]
 
 
 def _checked(name: str, value: Any, hint: Any, limits: dict[str, Any]) -> Any:

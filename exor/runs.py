@@ -9,7 +9,6 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -278,11 +277,6 @@ def check_identity(folder: RunFolder, config: RunConfig) -> RunConfig | None:
         what = ", ".join(f"{n} {_short(getattr(there, n))} there, {_short(getattr(config, n))} here" for n in names)
         raise InputError(f"{folder}: holds another run ({what}); choose another --name or --out, or --overwrite it")
     return there
-
-
-def with_seeds(config: RunConfig, seeds: tuple[int, ...], modes: tuple[bool, ...]) -> list[RunConfig]:
-    """One config for each seed and mode (tied or not), seeds in order."""
-    return [replace(config, seed=seed, tied=tied) for seed in seeds for tied in modes]
 
 
 def _short(value: Any) -> str:

@@ -154,10 +154,9 @@ def _plain(seconds: float) -> dict[str, float]:
 
 def _lab(threads: int, seeds: int, steps: int, folder: str, accelerator: str = "cpu") -> dict[str, float]:
     """The lab's own path, half of the runs tied; also where its time goes (in this process only)."""
-    from exor.config import RunConfig
+    from exor.config import RunConfig, with_seeds
     from exor.lightning import RunWriter
     from exor.replicas import Replicas
-    from exor.runs import with_seeds
     from exor.training import train
 
     spent = dict.fromkeys(("updates", "evaluations", "writing"), 0.0)

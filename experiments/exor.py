@@ -7,14 +7,14 @@ Prints what theory predicts for the language, trains, and says what happened. Ev
 from __future__ import annotations
 
 import typing
-from dataclasses import fields, make_dataclass, replace
+from dataclasses import fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Group, Parameter
 
 from exor import InputError
-from exor.config import MODELS, RunConfig, parse_seeds, read_yaml
+from exor.config import MODELS, RunConfig, parse_seeds, read_yaml, with_seeds
 from exor.language import PRESETS
 from experiments.command import main, optional, whole
 
@@ -113,9 +113,8 @@ def plan_configs(
         raise InputError(f"{file}: {error}" if file and culprit in values and culprit not in given else error) from None
     if base.model not in MODELS:
         raise InputError(f"model: {base.model!r} is unknown, {', '.join(MODELS)} is accepted")
-    modes = (True, False) if both else (base.tied,)
     numbers = parse_seeds(seeds) if seeds is not None else (base.seed,)
-    return [replace(base, seed=seed, tied=tied) for seed in numbers for tied in modes]
+    return with_seeds(base, numbers, (True, False) if both else (base.tied,))
 
 
 if __name__ == "__main__":

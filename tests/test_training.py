@@ -12,11 +12,11 @@ from conftest import scalars
 from torch import nn
 
 from exor import InputError, runs
-from exor.config import RunConfig, from_yaml
+from exor.config import RunConfig, from_yaml, with_seeds
 from exor.lightning import Chunks, Metric, Snapshots
 from exor.metrics import SCORES
 from exor.models import build
-from exor.runs import run_path, with_seeds
+from exor.runs import run_path
 from exor.training import train as train_compiled
 
 train = partial(train_compiled, compiled=False)  # compilation takes longer than all of this
