@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import typing
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -16,9 +18,32 @@ from exor import InputError
 from exor.language import PRESETS, Language
 
 Schedule = Literal["cyclic-cosine", "cosine", "constant"]
-MODELS = ("transformer",)  # those of the lab; a config may name another that is trained from Python
+
+# the published settings of each architecture (B24); where the papers are silent, one head
+_SMALL = {"width": 4, "learning_rate": 5e-4, "max_steps": 150_000}
+_MEDIUM = {"width": 32, "learning_rate": 5e-4, "max_steps": 300_000}
+PUBLISHED: dict[str, dict[str, dict[str, Any]]] = {
+    "transformer": {
+        "small": {**_SMALL, "layers": 1, "heads": 1, "feed_forward": 4},
+        "medium": {**_MEDIUM, "layers": 2, "heads": 1, "feed_forward": 32, "learning_rate": 1e-4},
+    },
+    "lstm": {
+        "small": {**_SMALL, "layers": 2, "hidden": 8},
+        "medium": {**_MEDIUM, "layers": 4, "hidden": 32, "max_steps": 150_000},
+    },
+    "mixer": {
+        "small": {**_SMALL, "layers": 1, "feed_forward": 8, "token_feed_forward": 4},
+        "medium": {**_MEDIUM, "layers": 2, "feed_forward": 32, "token_feed_forward": 32},
+    },
+}
+MODELS = tuple(PUBLISHED)
+SIZES = ("small", "medium")
+BY_MODEL = ("width", "layers", "heads", "feed_forward", "hidden", "token_feed_forward", "learning_rate", "max_steps")
+OWN = {**_SMALL, "layers": 1}  # of a user's own model
 MAX_SEED = 2**32 - 1
 MAX_STEPS = 2**31 - 1
+BLOCK = {"least": 1, "most": 65536}
+GROUPS = {"preset": "A published language: zero and one.", "size": "A published size of the model: small or medium."}
 
 
 def _option(default: Any, help: str, short: str = "", **limits: float) -> Any:
@@ -34,15 +59,18 @@ class RunConfig:
         InputError: a value out of its range; the message names it and what is accepted.
     """
 
-    model: str = _option("transformer", "Architecture of the model; the lab has 'transformer'.")
+    model: str = _option("transformer", "transformer, lstm, mixer, or your own as package.module:Class.")
     bits: int = _option(7, "Bits in a string, 2 to 16.", "bits")
     zero: tuple[float, ...] = _option((0.1, 0.9), "Probabilities of the synonyms 0A, 0B, … of bit 0.", "zero")
     one: tuple[float, ...] = _option((0.5, 0.5), "Probabilities of the synonyms 1A, 1B, … of bit 1.", "one")
-    width: int = _option(4, "Width of embeddings and hidden states.", "width", least=1, most=4096)
-    feed_forward: int = _option(4, "Width of the feed-forward block.", "ff", least=1, most=65536)
-    heads: int = _option(1, "Attention heads; must divide the width.", "heads", least=1, most=4096)
-    layers: int = _option(1, "Transformer layers.", "layers", least=1, most=64)
-    learning_rate: float = _option(5e-4, "Highest learning rate.", "lr", above=0)
+    # those that are None get the small published value; the last three stay None where the model has no such part
+    width: int = _option(None, "Width of embeddings (and a transformer's states).", "width", least=1, most=4096)
+    layers: int = _option(None, "Layers.", "layers", least=1, most=64)
+    heads: int = _option(None, "Attention heads; must divide the width.", "heads", least=1, most=4096)
+    feed_forward: int = _option(None, "Width of the feed-forward block (mixer: of channel mixing).", "ff", **BLOCK)
+    hidden: int = _option(None, "Width of an LSTM's hidden state, each direction.", "hidden", **BLOCK)
+    token_feed_forward: int = _option(None, "Width of a mixer's token mixing.", "tokenff", **BLOCK)
+    learning_rate: float = _option(None, "Highest learning rate.", "lr", above=0)
     final_learning_rate: float = _option(1e-5, "Lowest learning rate of the cosine schedules.", "final", least=0)
     period: int = _option(10_000, "Steps from crest to trough of the cyclic cosine.", "period", least=1, most=MAX_STEPS)
     schedule: Schedule = _option("cyclic-cosine", "Learning rate over time; cosine falls once, over the whole run.")
@@ -50,7 +78,7 @@ class RunConfig:
     betas: tuple[float, float] = _option((0.9, 0.999), "AdamW's averaging coefficients.", "betas")
     eps: float = _option(1e-12, "AdamW's epsilon.", "eps", above=0)
     batch_size: int | None = _option(None, "Strings per step; all training strings if not given.", "batch", least=1)
-    max_steps: int = _option(150_000, "Optimiser steps.", least=1, most=MAX_STEPS)
+    max_steps: int = _option(None, "Optimiser steps.", least=1, most=MAX_STEPS)
     log_every: int = _option(100, "Steps between rows of metrics.", "log", least=1, most=MAX_STEPS)
     eval_every: int | None = _option(
         None,
@@ -66,12 +94,23 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(RunConfig)
+        own = PUBLISHED[self.model]["small"] if self.model in MODELS else OWN
+        for name in BY_MODEL:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, own.get(name))
+            elif self.model in MODELS and name not in own:
+                raise InputError(f"{name}: the {self.model} has no such part, {', '.join(own)} are accepted")
         for f in fields(self):
+            if f.name in BY_MODEL and getattr(self, f.name) is None:
+                continue
             object.__setattr__(self, f.name, _checked(f.name, getattr(self, f.name), hints[f.name], dict(f.metadata)))
         for beta in self.betas:
             if not 0 <= beta < 1:
                 raise InputError(f"betas: {beta:g} is out of range, at least 0 and less than 1 is accepted")
-        if self.width % self.heads:
+        if self.model not in MODELS and not re.fullmatch(r"[\w.]+(:[\w.]+)?", self.model):
+            accepted = f"{', '.join(MODELS)}, or an import path such as package.module:Class are accepted"
+            raise InputError(f"model: {self.model!r} is unknown; {accepted}")
+        if self.heads and self.width % self.heads:
             raise InputError(f"heads: {self.heads} does not divide the width {self.width}")
         strings = round(0.9 * 2**self.language.bits)
         if self.batch_size is not None and self.batch_size > strings:
@@ -105,16 +144,29 @@ class RunConfig:
         return same[0] if same else "main"
 
     @property
+    def size(self) -> str:
+        """The published size that these settings are closest to."""
+
+        def distance(size: str) -> int:
+            return sum(getattr(self, n) != v for n, v in PUBLISHED[self.model][size].items() if n != "max_steps")
+
+        return min(SIZES, key=distance) if self.model in MODELS else "small"
+
+    @property
     def default_name(self) -> str:
-        """The preset, and a readable suffix for every setting that is not the published one."""
-        published = RunConfig(zero=PRESETS[self.preset].zero, one=PRESETS[self.preset].one)
+        """The preset, the model and its size, and a readable suffix for every setting that is not the published one."""
+        published = from_options({"model": self.model, "size": self.size, "preset": self.preset})
         parts = [self.preset]
+        if self.model != "transformer":
+            parts.append(self.model.replace(":", "."))
+        if self.size != "small":
+            parts.append(self.size)
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.name in ("seed", "tied", "max_steps") or value == getattr(published, f.name):
+            if f.name in ("seed", "tied", "max_steps", "model") or value == getattr(published, f.name):
                 continue
             text = "_".join(f"{v:g}" for v in value) if isinstance(value, tuple) else f"{value}"
-            parts.append(f.metadata["short"] + text.replace(":", "."))
+            parts.append(f.metadata["short"] + text)
         if self.schedule == "cosine" and self.max_steps != published.max_steps:
             parts.append(f"steps{self.max_steps}")
         return "-".join(parts)
@@ -124,6 +176,39 @@ class RunConfig:
         return [f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)]
 
 
+def from_options(options: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> RunConfig:
+    """A config from settings by name, and the groups of settings ``preset`` (a language) and ``size`` (of the model).
+
+    Args:
+        options: settings; single ones win over the groups.
+        base: settings below them, from a file say. A model or a size among the options replaces all settings of
+            ``base`` that depend on the model.
+
+    Raises:
+        InputError: an unknown setting, preset or size; or a value that is not accepted.
+    """
+    values = dict(base or {})
+    if {"model", "size"} & options.keys():
+        values = {k: v for k, v in values.items() if k not in BY_MODEL}
+    values |= options
+    known = [f.name for f in fields(RunConfig)]
+    for name in values:
+        if name not in known and name not in GROUPS:
+            near = get_close_matches(str(name), [*known, *GROUPS], 1)
+            raise InputError(f"unknown setting {name!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+    groups: dict[str, Any] = {}
+    size, preset = values.pop("size", None), values.pop("preset", None)
+    if size is not None:
+        model = values.get("model", "transformer")
+        groups |= PUBLISHED[_one_of("model", model, MODELS)][_one_of("size", size, SIZES)]
+    if preset is not None:
+        language = PRESETS[_one_of("preset", preset, tuple(PRESETS))]
+        groups |= {"zero": language.zero, "one": language.one}
+        if "preset" in options:  # wins over the probabilities of the base
+            values = {k: v for k, v in values.items() if k not in ("zero", "one") or k in options}
+    return RunConfig(**(groups | values))
+
+
 def to_yaml(config: RunConfig, **extra: Any) -> str:
     """The config as YAML, fields in order, followed by ``extra`` (say, versions)."""
     values = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(config).items()}
@@ -131,10 +216,10 @@ def to_yaml(config: RunConfig, **extra: Any) -> str:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The settings in a YAML file: any subset of RunConfig's fields. ``versions`` is ignored.
+    """The mapping in a YAML file, say of settings for :func:`from_options`. ``versions`` is ignored.
 
     Raises:
-        InputError: unreadable, not a mapping, or an unknown setting.
+        InputError: unreadable, or not a mapping.
     """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -147,11 +232,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InputError(f"{path}: not a run configuration; a mapping of settings such as 'bits: 7' is accepted")
     values.pop("versions", None)
-    known = [f.name for f in fields(RunConfig)]
-    for key in values:
-        if key not in known:
-            near = get_close_matches(str(key), known, 1)
-            raise InputError(f"{path}: unknown setting {key!r}" + (f", did you mean {near[0]!r}?" if near else ""))
     return values
 
 
@@ -163,7 +243,7 @@ def from_yaml(path: Path) -> RunConfig:
     """
     values = read_yaml(path)
     try:
-        return RunConfig(**values)
+        return from_options(values)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -198,15 +278,20 @@ def with_seeds(config: RunConfig, seeds: tuple[int, ...], modes: tuple[bool, ...
     return [replace(config, seed=seed, tied=tied) for seed in seeds for tied in modes]
 
 
+def _one_of(name: str, value: Any, options: tuple[str, ...]) -> str:
+    """The value, or an InputError that suggests the nearest option."""
+    if value in options:
+        return value
+    near = get_close_matches(str(value), options, 1)
+    accepted = f"did you mean {near[0]!r}?" if near else f"{', '.join(options)} are accepted"
+    raise InputError(f"{name}: {value!r} is unknown, {accepted}")
+
+
 def _checked(name: str, value: Any, hint: Any, limits: dict[str, Any]) -> Any:
     """The value in its declared type, or an InputError that says what is accepted."""
     options = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
-        if value not in options:
-            near = get_close_matches(str(value), options, 1)
-            hint_text = f", did you mean {near[0]!r}?" if near else f", {', '.join(options)} are accepted"
-            raise InputError(f"{name}: {value!r} is unknown{hint_text}")
-        return value
+        return _one_of(name, value, options)
     if type(None) in options:
         if value is None:
             return None

@@ -79,11 +79,15 @@ class Batch(NamedTuple):
         odd = self.parity.float().expand_as(rows[0])
         return torch.stack([*rows, 1 - odd, odd, torch.ones_like(odd)], 1)
 
+    def sequences(self, language: Language) -> Tensor:
+        """``[R, bits + 1, B]`` (int32): the sequences as a model reads them, the batch last."""
+        rows = [torch.where(self.position == p, language.mask_id, s) for p, s in enumerate(self.symbols)]
+        rows.append((self.parity + language.parity_id(0)).expand_as(rows[0]))
+        return torch.stack(rows, 1)
+
     def tokens(self, language: Language) -> Tensor:
-        """``[R, B, bits + 1]`` (int64): the sequences as a model reads them."""
-        columns = [torch.where(self.position == p, language.mask_id, s) for p, s in enumerate(self.symbols)]
-        columns.append((self.parity + language.parity_id(0)).expand_as(columns[0]))
-        return torch.stack(columns, -1).long()
+        """``[R, B, bits + 1]`` (int64): the same, the batch first."""
+        return self.sequences(language).transpose(1, 2).long()
 
 
 def thresholds(language: Language) -> Tensor:

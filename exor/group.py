@@ -12,6 +12,7 @@ import torch
 
 from exor import InputError, tensorboard
 from exor.board import Place
+from exor.config import MODELS, RunConfig
 from exor.findings import last_mean
 from exor.lightning import (
     Chunks,
@@ -25,7 +26,8 @@ from exor.lightning import (
     RunWriter,
     Snapshots,
 )
-from exor.plain import ModelFactory, PlainLoop
+from exor.models import ModelFactory
+from exor.plain import PlainLoop
 from exor.plan import Planned
 from exor.replicas import Replicas
 from exor.runs import CHECKPOINT_FORMAT, versions
@@ -38,6 +40,10 @@ class Options:
     model: ModelFactory | None
     callbacks: tuple[L.Callback, ...]
     checkpoint_every: float
+
+    def batched(self, config: RunConfig) -> bool:
+        """Whether the lab's replicas train this model; another goes through the plain loop."""
+        return self.model is None and config.model in MODELS
 
 
 @dataclass
@@ -52,7 +58,7 @@ def train_group(group: Group, options: Options, asked: Callable[[], bool], place
     """Train in this process, through Lightning, to the end or until asked to stop."""
     runs, configs = group.runs, [run.config for run in group.runs]
     engine: Engine
-    if options.model is None:
+    if options.batched(configs[0]):
         engine = Replicas(configs, device=options.device, compiled=options.compiled, width=group.width)
     else:
         engine = PlainLoop(configs, options.model, device=options.device)

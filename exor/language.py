@@ -184,6 +184,10 @@ class Language:
 
     # --- the contexts ---------------------------------------------------------------------------------------
 
+    def contexts(self, train: Ints, test: Ints, *, ordered: bool) -> Contexts:
+        """Every context, as far as a model tells them apart: by order, or by symbol counts only."""
+        return self.ordered_contexts(train, test) if ordered else self.count_contexts(train, test)
+
     def count_contexts(self, train: Ints, test: Ints) -> Contexts:
         """Contexts told apart by their symbol counts only: all that a model without positions can see.
 

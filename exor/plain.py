@@ -1,20 +1,18 @@
-"""The slower, general path: any plain module of the interface ``exor.models.MaskedLM``, one replica after another."""
+"""The slower, general path: any plain module of the interface in ``exor.models``, one replica after another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from exor import InputError
 from exor.config import RunConfig
 from exor.data import Source
 from exor.metrics import exact_scores
-
-ModelFactory = Callable[[RunConfig], nn.Module]
+from exor.models import ModelFactory, build
 
 
 class PlainLoop:
@@ -22,8 +20,7 @@ class PlainLoop:
 
     Args:
         configs: equal in all but ``seed`` and ``tied``.
-        factory: makes the initial model of a config, under a random state that depends on its seed alone. The model
-            is order-free (needs few contexts for its exact evaluation) if it has a true attribute ``order_free``.
+        make: makes the initial model of a config, see :func:`exor.models.build`.
         device: where to train.
     """
 
@@ -31,13 +28,13 @@ class PlainLoop:
     compiled = False
 
     def __init__(
-        self, configs: Sequence[RunConfig], factory: ModelFactory, *, device: torch.device | str = "cpu"
+        self, configs: Sequence[RunConfig], make: ModelFactory | None = None, *, device: torch.device | str = "cpu"
     ) -> None:
         self.configs = list(configs)
         self.step = 0
         self.device = torch.device(device)
         base = self.configs[0]
-        self.models: list[Any] = [_initial(factory, c).to(self.device) for c in self.configs]
+        self.models: list[Any] = [build(c, make).to(self.device) for c in self.configs]
         self.optimizers = [
             torch.optim.AdamW(
                 m.parameters(), lr=base.learning_rate, betas=base.betas, eps=base.eps, weight_decay=base.weight_decay
@@ -46,9 +43,7 @@ class PlainLoop:
         ]
         self.source = Source(base, self.device)
         train, test = base.language.split(base.split_seed)
-        free = all(getattr(m, "order_free", False) for m in self.models)
-        language = base.language
-        self.contexts = language.count_contexts(train, test) if free else language.ordered_contexts(train, test)
+        self.contexts = base.language.contexts(train, test, ordered=not all(m.order_free for m in self.models))
         self.tokens = torch.tensor(self.contexts.tokens, device=self.device)
         self.position = torch.tensor(self.contexts.position, device=self.device)
         self.targets = torch.tensor(self.contexts.targets.T, dtype=torch.float32, device=self.device)
@@ -105,19 +100,3 @@ class PlainLoop:
         for model, optimizer, state in zip(self.models, self.optimizers, states, strict=True):
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
-
-
-def _initial(factory: ModelFactory, config: RunConfig) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        model: Any = factory(config)
-    vocabulary = len(config.language.vocabulary)
-    for name in ("input_embedding", "output_embedding"):
-        matrix = getattr(model, name, None)
-        if not isinstance(matrix, Tensor) or matrix.ndim != 2 or len(matrix) != vocabulary:
-            raise InputError(f"model: {type(model).__name__} needs a property {name}, a [{vocabulary}, width] tensor")
-    if (model.input_embedding is model.output_embedding) != config.tied:
-        raise InputError(
-            f"model: {type(model).__name__} has to be {config.mode} for a config that says tied={config.tied}"
-        )
-    return model

@@ -85,7 +85,8 @@ def fingerprint(job: Job) -> str:
     parts += [f"{x.dtype}{tuple(x.shape)}{x.stride()}" for x in job.inputs]
     sources = Path(__file__).parent
     parts += [
-        (sources / file).read_text(encoding="utf-8") for file in ("data.py", "metrics.py", "program.py", "replicas.py")
+        (sources / f"{name}.py").read_text(encoding="utf-8")
+        for name in ("data", "functional", "metrics", "program", "replicas")
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 

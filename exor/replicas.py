@@ -1,118 +1,30 @@
-"""Many seeds trained as one batched program.
+"""Many seeds trained as one batched program: gradient, AdamW and the draw of the batch in one step.
 
-Every parameter gets a leading replica axis and every activation keeps the batch as its last, contiguous axis, with
-features in between, so vector instructions run along the batch. A transformer without positional encoding sees a
-sequence only through its symbol counts: all positions that hold one symbol share one hidden state, attention weighs
-states by counts, and the last layer asks for the masked position only. All of this is exact; the oracle is
-``exor.models``.
-
-Shapes: R replicas, V vocabulary, D width, B strings or contexts, S states (symbols) in sight.
+Shapes: R replicas, P parameters, V vocabulary, T symbols in a sequence, B strings, C contexts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod, sqrt
+from dataclasses import replace
+from math import prod
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from exor import InputError
 from exor.config import RunConfig
 from exor.data import batch_strings, draw, thresholds, words
+from exor.functional import cross_entropy, logits
 from exor.language import Contexts
 from exor.metrics import exact_scores
-from exor.models import Transformer, build
+from exor.models import build
 from exor.program import Job, Program, compile_programs, eager
 
 LANES = 16  # the batch is padded to whole vectors: a scalar remainder costs as much as a vector
-NEVER = -1e30  # a score that softmax turns into exactly 0
-SMALL = 64  # weight matrices up to this size are multiplied by fused arithmetic instead of a library call
-
-# --- the model ------------------------------------------------------------------------------------------------
-
-
-def linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    """``weight [R, out, in]``, ``bias [R, out]``, ``x [R, S, in, B] -> [R, S, out, B]``."""
-    if prod(weight.shape[1:]) <= SMALL:
-        y = (weight[:, None, :, :, None] * x[:, :, None]).sum(3)
-    else:
-        y = weight[:, None] @ x
-    return y if bias is None else y + bias[:, None, :, None]
-
-
-def layer_norm(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
-    """Over the features of ``x [R, S, D, B]``; ``weight, bias [R, D]``."""
-    centred = x - x.mean(2, keepdim=True)
-    scale = torch.rsqrt((centred * centred).mean(2, keepdim=True) + 1e-5)
-    return centred * scale * weight[:, None, :, None] + bias[:, None, :, None]
-
-
-def attention(p: dict[str, Tensor], queries: Tensor, states: Tensor, counts: Tensor, heads: int) -> Tensor:
-    """Multi-head attention over symbols weighed by how often they occur.
-
-    Args:
-        p: ``in_proj_weight [R, 3D, D]``, ``in_proj_bias``, ``out_proj.weight``, ``out_proj.bias``.
-        queries: ``[R, Q, D, B or 1]``, the last axis 1 as long as all contexts share their states.
-        states: ``[R, V, D, B or 1]``.
-        counts: ``[R or 1, V, B]``.
-
-    Returns:
-        ``[R, Q, D, B]``.
-    """
-    width = states.shape[2]
-    wq, wk, wv = p["in_proj_weight"].split(width, 1)
-    bq, bk, bv = p["in_proj_bias"].split(width, 1)
-    q = linear(wq, bq, queries).unflatten(2, (heads, -1))  # [R, Q, H, d, ·]
-    k = linear(wk, bk, states).unflatten(2, (heads, -1))  # [R, V, H, d, ·]
-    v = linear(wv, bv, states).unflatten(2, (heads, -1))
-    scores = (q[:, :, None] * k[:, None]).sum(4) / sqrt(width / heads)  # [R, Q, V, H, ·]
-    seen = counts[:, None, :, None]  # [R, 1, V, 1, B]
-    scores = torch.where(seen > 0, scores, NEVER)  # [R, Q, V, H, B]
-    weights = seen * torch.exp(scores - scores.amax(2, keepdim=True).detach())
-    mixed = (weights[:, :, :, :, None] * v[:, None]).sum(2) / weights.sum(2)[:, :, :, None]  # [R, Q, H, d, B]
-    return linear(p["out_proj.weight"], p["out_proj.bias"], mixed.flatten(2, 3))
-
-
-def transformer_logits(p: dict[str, Tensor], tied: Tensor, counts: Tensor, heads: int, layers: int) -> Tensor:
-    """Logits of the masked position.
-
-    Args:
-        p: parameters of ``exor.models.Transformer`` by name, each with a leading replica axis.
-        tied: ``[R]`` (bool) which replicas use their input embedding as output embedding.
-        counts: ``[R or 1, V, B]`` (float) how often each symbol occurs in each context.
-
-    Returns:
-        ``[R, V, B]``.
-    """
-    embedding = p["embed.weight"]
-    states = embedding[..., None]  # [R, V, D, 1]
-    for i in range(layers):
-        prefix = f"encoder.layers.{i}."
-        q = {name.removeprefix(prefix): x for name, x in p.items() if name.startswith(prefix)}
-        queries = states[:, -1:] if i == layers - 1 else states  # only [MASK], the last symbol, is asked for
-        attended = attention(
-            {name.removeprefix("self_attn."): x for name, x in q.items()}, queries, states, counts, heads
-        )
-        x = layer_norm(q["norm1.weight"], q["norm1.bias"], queries + attended)
-        hidden = F.gelu(linear(q["linear1.weight"], q["linear1.bias"], x))
-        states = layer_norm(
-            q["norm2.weight"], q["norm2.bias"], x + linear(q["linear2.weight"], q["linear2.bias"], hidden)
-        )
-    unembedding = torch.where(tied[:, None, None], embedding, p["unembed.weight"])
-    return linear(unembedding, None, states)[:, 0]
-
-
-def cross_entropy(logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """``logits [R, V, B]``, ``target [R, B]``, ``weight [B] -> [R]``: weighted sum over the batch, in nats."""
-    top = logits.amax(1, keepdim=True).detach()
-    log_normaliser = (logits - top).exp().sum(1).log() + top[:, 0]
-    ids = torch.arange(logits.shape[1], dtype=target.dtype, device=target.device)
-    chosen = torch.where(target[:, None] == ids[None, :, None], logits, 0.0).sum(1)
-    return ((log_normaliser - chosen) * weight).sum(1)
-
+CHUNK = 1024  # contexts that are evaluated at once, at most
 
 # --- the training step ----------------------------------------------------------------------------------------
 
@@ -145,7 +57,9 @@ class Task:
     def __init__(self, config: RunConfig, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         self.config = config
         self.language = config.language
-        self.layout = Layout({n: x.shape for n, x in build(_untied(config)).named_parameters()})
+        untied = build(replace(config, tied=False))
+        self.layout = Layout({n: x.shape for n, x in untied.named_parameters()})
+        self.order_free = untied.order_free
         train, test = self.language.split(config.split_seed)
         self.size = config.batch_size or len(train)
         self.full = self.size == len(train)
@@ -155,14 +69,11 @@ class Task:
         self.weight = torch.zeros(padded, dtype=dtype)
         self.weight[: self.size] = 1 / self.size
         self.edges = thresholds(self.language)
-        self.contexts = self.language.count_contexts(train, test)
-        self.counts, self.targets, self.probability = _context_tensors(self.contexts, dtype)
-        for name in ("strings", "weight", "edges", "counts", "targets", "probability"):
+        self.contexts = self.language.contexts(train, test, ordered=not self.order_free)
+        for name in ("strings", "weight", "edges"):
             setattr(self, name, getattr(self, name).to(device))
-
-    def logits(self, p: dict[str, Tensor], tied: Tensor, counts: Tensor) -> Tensor:
-        """See :func:`transformer_logits`."""
-        return transformer_logits(p, tied, counts, self.config.heads, self.config.layers)
+        chunks = _context_chunks(self.contexts, self.order_free, dtype)
+        self.chunks = [tuple(x.to(device) for x in chunk) for chunk in chunks]
 
     def loss(
         self,
@@ -180,8 +91,8 @@ class Task:
         else:
             chosen = F.pad(batch_strings(strings, self.size, seed, step), (0, len(weight) - self.size))
         batch = draw(self.language, edges, chosen, seed, step)
-        logits = self.logits(p, tied, batch.counts(self.language).to(weight.dtype))
-        return cross_entropy(logits, batch.target, weight)
+        view = batch.counts(self.language).to(weight.dtype) if self.order_free else batch.sequences(self.language)
+        return cross_entropy(logits(self.config, p, tied, view), batch.target, weight)
 
     def update(
         self,
@@ -218,12 +129,10 @@ class Task:
         v = b2 * v + (1 - b2) * g * g
         return flat * decay - size * m / (v.sqrt() * root + self.config.eps), m, v, loss
 
-    def evaluate(
-        self, flat: Tensor, tied: Tensor, counts: Tensor, targets: Tensor, probability: Tensor
-    ) -> tuple[Tensor]:
-        """``[R, 4]``: exact scores, see :func:`exor.metrics.exact_scores`."""
-        logits = self.logits(self.layout.unpack(flat), tied, counts)
-        return (exact_scores(logits, targets, probability),)
+    def evaluate(self, flat: Tensor, tied: Tensor, view: Tensor, targets: Tensor, probability: Tensor) -> tuple[Tensor]:
+        """``[R, 4]``: a chunk's part of the exact scores, see :func:`exor.metrics.exact_scores`."""
+        found = logits(self.config, self.layout.unpack(flat), tied, view)
+        return (exact_scores(found, targets, probability),)
 
     def rates(self, first: int, count: int) -> np.ndarray:
         """``[count, 3]`` (float64): for each update the decay factor 1 - lr·wd, lr / (1 - β1ᵗ), and 1 / √(1 - β2ᵗ)."""
@@ -236,7 +145,8 @@ class Task:
     def name(self) -> str:
         """Everything that is constant in the compiled functions, for the cache."""
         c, alphabet = self.config, (len(self.language.zero), len(self.language.one))
-        return repr((c.model, c.bits, alphabet, c.width, c.feed_forward, c.heads, c.layers, c.betas, c.eps, self.size))
+        model = (c.model, c.width, c.layers, c.heads, c.feed_forward, c.hidden, c.token_feed_forward)
+        return repr((model, c.bits, alphabet, c.betas, c.eps, self.size))
 
 
 # --- the engine -----------------------------------------------------------------------------------------------
@@ -260,8 +170,6 @@ class Replicas:
         contexts: those that :meth:`evaluate` runs over.
     """
 
-    order_free = True
-
     def __init__(
         self,
         configs: Sequence[RunConfig],
@@ -278,7 +186,7 @@ class Replicas:
         if any(set(base.differences(c)) - {"seed", "tied"} for c in self.configs):
             raise InputError("replicas: the configs of one group may differ in seed and tied only")
         self.task = Task(base, self.device, dtype)
-        self.contexts: Contexts = self.task.contexts
+        self.contexts = self.task.contexts
         models = [build(c) for c in self.configs]
         start = self.task.layout.pack(
             {n: torch.stack([_parameter(m, n) for m in models]) for n in self.task.layout.shapes}
@@ -310,7 +218,7 @@ class Replicas:
         tied, ints = torch.zeros(self.width, dtype=torch.bool, device=device), words([0] * self.width).to(device)
         rates = torch.ones(3, dtype=flat.dtype, device=device)
         update = [p, p.clone(), p.clone(), tied, ints, ints.clone(), rates, t.edges, t.strings, t.weight]
-        evaluate = [p, tied, t.counts, t.targets, t.probability]
+        evaluate = [p, tied, *t.chunks[0]]
         return compile_programs(
             [Job(t.update, update, f"update {t.name}"), Job(t.evaluate, evaluate, f"evaluate {t.name}")]
         )
@@ -336,12 +244,11 @@ class Replicas:
 
     def evaluate(self) -> Tensor:
         """``[R, 4]`` on the CPU: exact loss and accuracy in the order of ``exor.metrics.SCORES``."""
-        t = self.task
         with torch.no_grad():
-            scores = [
-                self.programs[1]([state[0], tied, t.counts, t.targets, t.probability])[0][: len(block)].clone()
-                for state, (tied, _), block in zip(self._state, self._who, self._blocks, strict=True)
-            ]
+            scores = []
+            for state, (tied, _), block in zip(self._state, self._who, self._blocks, strict=True):
+                parts = [self.programs[1]([state[0], tied, *chunk])[0].clone() for chunk in self.task.chunks]
+                scores.append(torch.stack(parts).sum(0)[: len(block)])
         return torch.cat(scores).cpu()
 
     def embeddings(self) -> tuple[Tensor, Tensor]:
@@ -373,26 +280,30 @@ class Replicas:
         self._state = [[self._fill(x, block) for x in together] for block in self._blocks]
 
 
-def _untied(config: RunConfig) -> RunConfig:
-    from dataclasses import replace
-
-    return replace(config, tied=False)
-
-
-def _parameter(model: Transformer, name: str) -> Tensor:
-    found = dict(model.named_parameters()).get(name)
-    return torch.zeros_like(model.input_embedding) if found is None else found.detach()  # tied: no unembedding
+def _parameter(model: nn.Module, name: str) -> Tensor:
+    parameters = dict(model.named_parameters())
+    if name not in parameters:  # a tied model has no unembedding of its own
+        return torch.zeros_like(parameters["embed.weight"]).detach()
+    return parameters[name].detach()
 
 
 def _padded(size: int) -> int:
     return -(-size // LANES) * LANES
 
 
-def _context_tensors(contexts: Contexts, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Counts ``[1, V, C]``, targets ``[V, C]`` and probabilities ``[2, C]``, padded with contexts of probability 0."""
-    more = (0, _padded(len(contexts)) - len(contexts))
-    counts = torch.tensor(contexts.counts.T[None], dtype=dtype)
-    counts = F.pad(counts, more)
-    counts[:, -1] = 1  # [MASK] occurs in every context, padding included: no empty softmax
+def _context_chunks(contexts: Contexts, order_free: bool, dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Views ``[1, V or T, C]``, targets ``[V, C]`` and probabilities ``[2, C]`` of at most ``CHUNK`` contexts.
+
+    All chunks have one size; the last is filled up with contexts of probability 0.
+    """
+    size = min(CHUNK, _padded(len(contexts)))
+    more = (0, -len(contexts) % size)
+    if order_free:
+        view = F.pad(torch.tensor(contexts.counts.T[None], dtype=dtype), more)
+        view[:, -1] = 1  # [MASK] occurs in every context, padding included: no empty softmax
+    else:
+        view = F.pad(torch.tensor(contexts.tokens.T[None], dtype=torch.int32), more)
     targets = F.pad(torch.tensor(contexts.targets.T, dtype=dtype), more)
-    return counts, targets, F.pad(torch.tensor(contexts.probability, dtype=dtype), more)
+    probability = F.pad(torch.tensor(contexts.probability, dtype=dtype), more)
+    parts = [[p.contiguous() for p in x.split(size, -1)] for x in (view, targets, probability)]
+    return list(zip(*parts, strict=True))

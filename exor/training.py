@@ -6,6 +6,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import lightning as L
@@ -15,7 +16,7 @@ from exor import InputError
 from exor.board import Board
 from exor.config import RunConfig
 from exor.group import Options
-from exor.plain import ModelFactory
+from exor.models import ModelFactory, build
 from exor.plan import plan, prepare
 from exor.runs import RunFolder, run_path
 from exor.workers import train_on_cores
@@ -40,7 +41,7 @@ def train(
     Args:
         configs: any mixture; those that differ in seed and mode only are trained together.
         out, name: see :func:`exor.runs.run_path`.
-        model: makes a model of your own, see ``exor.plain``; by default the lab's.
+        model: makes a model of your own, see ``exor.models``; by default what each config's ``model`` names.
         callbacks: your own Lightning callbacks, called after the lab's metrics and before they are written.
         accelerator: ``auto``, ``cpu`` or ``gpu``.
         compiled: compile the training step.
@@ -57,6 +58,8 @@ def train(
         Interrupted: asked to stop by a signal; everything is saved.
     """
     device = pick_device(accelerator)
+    for config in {replace(config, seed=0) for config in configs}:
+        build(config, model)  # a model that cannot be made is found before anything is written
     _allow_open_files(len(configs))
     folders = [RunFolder(run_path(out, config, name)) for config in configs]
     try:
@@ -69,7 +72,7 @@ def train(
         if waiting:
             for run in waiting:
                 prepare(run)
-            options = Options(device, compiled and model is None, model, tuple(callbacks), checkpoint_every)
+            options = Options(device, compiled, model, tuple(callbacks), checkpoint_every)
             many = device.type == "cpu" and sys.platform == "linux"  # elsewhere, forking a loaded torch is unsafe
             train_on_cores(waiting, options, workers if many else 1, watch)
     finally:

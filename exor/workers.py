@@ -44,7 +44,7 @@ def _groups(runs: Sequence[Planned], workers: int, options: Options) -> list[lis
     shares: list[list[Group]] = [[] for _ in range(workers)]
     for (_, _, begun), members in kinds.items():
         width = begun
-        if width is None and options.compiled and options.device.type == "cpu":
+        if width is None and options.compiled and options.device.type == "cpu" and options.batched(shared):
             width = 1 if len(members) <= workers else 2
         block = width or 1
         blocks = [members[i : i + block] for i in range(0, len(members), block)]
@@ -76,14 +76,15 @@ def _work(
     watch: Callable[[Board], None] | None,
 ) -> None:
     threads = torch.get_num_threads()
-    if options.device.type == "cpu" and options.model is None:
-        torch.set_num_threads(1)  # the lab's programs and eager blocks are too small to share
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="lightning")
         warnings.filterwarnings("ignore", message=".*configure_optimizers.*")
         for name in ("lightning.pytorch", "lightning.fabric"):
             logging.getLogger(name).setLevel(logging.ERROR)
         for group in share:
+            # the lab's programs and eager blocks are too small to share
+            small = options.device.type == "cpu" and options.batched(group.runs[0].config)
+            torch.set_num_threads(1 if small else threads)
             if not asked():
                 train_group(group, options, asked, Place(state, worker, watch))
     torch.set_num_threads(threads)

@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Group, Parameter
 
 from exor import InputError
-from exor.config import MODELS, RunConfig, parse_seeds, read_yaml, with_seeds
-from exor.language import PRESETS
+from exor.config import RunConfig, from_options, parse_seeds, read_yaml, with_seeds
 from experiments.command import main, optional, whole
 
 RUNS, TASK, MODEL, TRAINING, WHERE = (
@@ -23,7 +22,7 @@ RUNS, TASK, MODEL, TRAINING, WHERE = (
 )
 GROUPS = (
     dict.fromkeys(("bits", "zero", "one", "split_seed"), TASK)
-    | dict.fromkeys(("model", "width", "feed_forward", "heads", "layers"), MODEL)
+    | dict.fromkeys(("model", "width", "layers", "heads", "feed_forward", "hidden", "token_feed_forward"), MODEL)
     | dict.fromkeys(("tied", "seed"), RUNS)
 )
 HINTS = typing.get_type_hints(RunConfig)
@@ -49,6 +48,10 @@ def exor(
         Literal["main", "hypothesis-holds", "hypothesis-fails"] | None,
         Parameter(group=TASK, help="A published language; --zero and --one win over it."),
     ] = None,
+    size: Annotated[
+        Literal["small", "medium"] | None,
+        Parameter(group=MODEL, help="The published settings of the model; single ones win over it. [default: small]"),
+    ] = None,
     config: Annotated[Path | None, Parameter(group=WHERE, help="YAML file of settings; options win over it.")] = None,
     name: Annotated[str | None, Parameter(group=WHERE, help="Folder name of the runs.")] = None,
     out: Annotated[Path, Parameter(group=WHERE, help="Where the runs go.")] = Path("runs"),
@@ -63,8 +66,9 @@ def exor(
     quiet: Annotated[bool, Parameter(group=WHERE, negative="", help="Print problems only.")] = False,
 ) -> int:
     """Train EXor models, tied and untied."""
-    given = {k: v for k, v in vars(settings).items() if v is not None}
-    configs = plan_configs(given, both=both, seeds=seeds, preset=preset, file=config)
+    options = vars(settings) | {"preset": preset, "size": size}
+    given = {k: v for k, v in options.items() if v is not None}
+    configs = plan_configs(given, both=both, seeds=seeds, file=config)
     if workers is not None and workers < 1:
         raise InputError(f"workers: {workers} is out of range, at least 1 is accepted")
     if not checkpoint_every >= 0:
@@ -89,14 +93,9 @@ def exor(
 
 
 def plan_configs(
-    given: dict[str, Any],
-    *,
-    both: bool = False,
-    seeds: str | None = None,
-    preset: str | None = None,
-    file: Path | None = None,
+    given: dict[str, Any], *, both: bool = False, seeds: str | None = None, file: Path | None = None
 ) -> list[RunConfig]:
-    """One config for each seed and mode; options win over the preset, and both over the file.
+    """One config for each seed and mode; options win over the file.
 
     Raises:
         InputError: contradictory or not accepted.
@@ -104,15 +103,12 @@ def plan_configs(
     if seeds is not None and "seed" in given:
         raise InputError("seeds: --seed and --seeds exclude each other")
     values = read_yaml(file) if file else {}
-    if preset:
-        values |= {"zero": PRESETS[preset].zero, "one": PRESETS[preset].one}
     try:
-        base = RunConfig(**(values | given))
+        base = from_options(given, values)
     except InputError as error:
         culprit = str(error).split(":")[0]
-        raise InputError(f"{file}: {error}" if file and culprit in values and culprit not in given else error) from None
-    if base.model not in MODELS:
-        raise InputError(f"model: {base.model!r} is unknown, {', '.join(MODELS)} is accepted")
+        from_file = file and culprit not in given and (culprit in values or culprit.startswith("unknown"))
+        raise InputError(f"{file}: {error}" if from_file else error) from None
     numbers = parse_seeds(seeds) if seeds is not None else (base.seed,)
     return with_seeds(base, numbers, (True, False) if both else (base.tied,))
 
