@@ -155,7 +155,8 @@ class RunConfig:
     @property
     def default_name(self) -> str:
         """The preset, the model and its size, and a readable suffix for every setting that is not the published one."""
-        published = from_options({"model": self.model, "size": self.size, "preset": self.preset})
+        size = {"size": self.size} if self.model in MODELS else {}
+        published = from_options({"model": self.model, "preset": self.preset, **size})
         parts = [self.preset]
         if self.model != "transformer":
             parts.append(self.model.replace(":", "."))
