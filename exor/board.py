@@ -5,17 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 import numpy as np
 
 from exor.language import Language
+from exor.plan import Planned, expected_seconds
 
-if TYPE_CHECKING:
-    from exor.plan import Planned
-
-FIELDS = ("done", "step", "runs", "loss", "accuracy", "first", "second")
+FIELDS = ("done", "work", "step", "runs", "loss", "accuracy", "first", "second")
 
 
 def shown_pairs(language: Language) -> list[str]:
@@ -30,12 +28,14 @@ class Board:
 
     Attributes:
         total: seed-steps to do now.
+        work: seconds that they are expected to take one core.
         pairs: names of the pairs whose distances are shown.
         started: when, on the monotonic clock.
     """
 
     def __init__(self, runs: Sequence[Planned], workers: int) -> None:
-        self.total = sum(run.config.max_steps - run.step for run in runs)
+        self.total = sum(run.todo for run in runs)
+        self.work = sum(run.todo * expected_seconds(run.config) for run in runs)
         self.pairs = shown_pairs(runs[0].config.language)
         self.started = time.monotonic()
         memory = multiprocessing.get_context("fork").RawArray("d", workers * len(FIELDS))
@@ -49,7 +49,12 @@ class Board:
     @property
     def done(self) -> int:
         """Seed-steps done now."""
-        return int(self.rows[:, 0].sum())
+        return int(self.rows[:, FIELDS.index("done")].sum())
+
+    @property
+    def share(self) -> float:
+        """The part of the work that is done, from 0 to 1; steps of slow models count more."""
+        return float(self.rows[:, FIELDS.index("work")].sum() / self.work) if self.work else 1.0
 
 
 class Place(L.Callback):
@@ -57,7 +62,7 @@ class Place(L.Callback):
 
     def __init__(self, board: Board, worker: int, watch: Callable[[Board], None] | None) -> None:
         self.board, self.row, self.watch = board, board.rows[worker], watch
-        self.before = self.row[0]
+        self.before = self.row[:2].copy()
         self.first: int | None = None
         self.shown = 0.0
 
@@ -72,7 +77,9 @@ class Place(L.Callback):
         """Enter what the module's runs have done and measured."""
         self.shown, runs = time.monotonic(), len(module.configs)
         self.first = module.step if self.first is None else self.first
-        values = [self.before + (module.step - self.first) * runs, module.step, runs]
+        done = (module.step - self.first) * runs
+        work = done * expected_seconds(module.configs[0])
+        values = [*(self.before + np.array([done, work])), module.step, runs]
         names = ["loss_train", "accuracy_train", *[f"input/{pair}" for pair in self.board.pairs]]
         with np.errstate(all="ignore"):
             for name in names:

@@ -258,12 +258,12 @@ def save(figure: Figure, path: Path | str) -> tuple[Path, Path]:
     stem = path.with_suffix("") if path.suffix in (".png", ".pdf") else path
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = stem.with_name(f"{stem.name}.png"), stem.with_name(f"{stem.name}.pdf")
-    for target, metadata in zip(paths, ({"Software": None}, {"CreationDate": None}), strict=True):
-        buffer = io.BytesIO()
-        with style():
-            settle(figure)
+    with style():
+        settle(figure)
+        for target, metadata in zip(paths, ({"Software": None}, {"CreationDate": None}), strict=True):
+            buffer = io.BytesIO()
             figure.savefig(buffer, format=target.suffix[1:], metadata=metadata)
-        write_file(target, buffer.getvalue())
+            write_file(target, buffer.getvalue())
     return paths
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pandas as pd
@@ -53,16 +54,17 @@ class Outcome:
         return None if self.predicted is None else self.met == self.predicted
 
 
-def outcomes(config: RunConfig, frame: pd.DataFrame) -> list[Outcome]:
-    """Outcomes of all pairs that write the same bit (theory keeps the others apart), input before output.
+def outcomes(config: RunConfig, frame: pd.DataFrame, relations: Iterable[Relation] | None = None) -> list[Outcome]:
+    """Outcomes of pairs, by default all that write the same bit (theory keeps the others apart), input before output.
 
     A tied run has one matrix, listed as ``input``.
     """
+    if relations is None:
+        every = config.language.relations()
+        relations = [r for r in every if r.semantically_equivalent or r.conditionally_equivalent]
     means = last_mean(frame)
     found = []
-    for relation in config.language.relations():
-        if not (relation.semantically_equivalent or relation.conditionally_equivalent):
-            continue
+    for relation in relations:
         for matrix in ("input",) if config.tied else ("input", "output"):
             column = f"{matrix}/{relation.name}"
             predicted = relation.meets(matrix, config.tied)

@@ -58,24 +58,21 @@ def transformer(config: RunConfig, p: Parameters, counts: Tensor) -> Tensor:
 def lstm(config: RunConfig, p: Parameters, tokens: Tensor) -> Tensor:
     """``[R, 1, D, B]``: the projected state at the masked position of ``tokens [R or 1, T, B]``.
 
-    Both directions run together, on an axis of length 2.
+    Both directions run together, on an axis of length 2; the second reads the sequence from its end.
     """
-    x, length = lookup(p["embed.weight"], tokens), tokens.shape[1]
+    x = lookup(p["embed.weight"], tokens)
     for i in range(config.layers):
         names = (f"weight_ih_l{i}", f"weight_hh_l{i}", f"bias_ih_l{i}", f"bias_hh_l{i}")
         w_in, w, b_in, b = (torch.stack([p[f"lstm.{n}"], p[f"lstm.{n}_reverse"]], 1) for n in names)
-        gates = w_in[:, None] @ x[:, :, None] + (b_in + b)[:, None, :, :, None]  # [R, T, 2, 4H, B]
-        h = c = torch.zeros_like(gates[:, 0, :, : config.hidden])  # [R, 2, H, B]
-        states = []
-        for t in range(length):
-            a = torch.stack([gates[:, t, 0], gates[:, length - 1 - t, 1]], 1)
-            a = a + w @ h if t else a
-            enter, keep, new, leave = a.chunk(4, 2)
+        gates = w_in[:, None] @ torch.stack([x, x.flip(1)], 2) + (b_in + b)[:, None, :, :, None]  # [R, T, 2, 4H, B]
+        states: list[Tensor] = []  # [R, 2, H, B] each
+        c: Tensor | float = 0.0
+        for a in gates.unbind(1):  # the gradient of indexing would be as long as the sequence for every step
+            enter, keep, new, leave = (a + w @ states[-1] if states else a).chunk(4, 2)
             c = keep.sigmoid() * c + enter.sigmoid() * tanh(new)
-            h = leave.sigmoid() * tanh(c)
-            states.append(h)
-        both = [torch.cat([states[t][:, 0], states[length - 1 - t][:, 1]], 1) for t in range(length)]
-        x = torch.stack(both, 1)  # [R, T, 2H, B]
+            states.append(leave.sigmoid() * tanh(c))
+        forth, back = torch.stack(states, 1).unbind(2)
+        x = torch.cat([forth, back.flip(1)], 2)  # [R, T, 2H, B]
     return linear(p["project.weight"], p["project.bias"], masked(x, tokens, p["embed.weight"].shape[1]))
 
 
@@ -84,9 +81,9 @@ def mixer(config: RunConfig, p: Parameters, tokens: Tensor) -> Tensor:
     x = lookup(p["embed.weight"], tokens)
     for i in range(config.layers):
         q = part(p, f"blocks.{i}.")
-        y = layer_norm(q["norm1.weight"], q["norm1.bias"], x).transpose(1, 2)  # [R, D, T, B]
+        y = layer_norm(q["norm1.weight"], q["norm1.bias"], x).flatten(2)[:, None]  # [R, 1, T, D B]
         y = linear(q["token1.weight"], q["token1.bias"], y).relu()
-        x = x + linear(q["token2.weight"], q["token2.bias"], y).transpose(1, 2)
+        x = x + linear(q["token2.weight"], q["token2.bias"], y).reshape(x.shape)
         if i == config.layers - 1:
             x = masked(x, tokens, p["embed.weight"].shape[1])
         y = layer_norm(q["norm2.weight"], q["norm2.bias"], x)

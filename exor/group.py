@@ -35,11 +35,14 @@ from exor.runs import CHECKPOINT_FORMAT, versions
 
 @dataclass(frozen=True)
 class Options:
+    """How to train, whatever the runs are; see :func:`exor.training.train`."""
+
     device: torch.device
     compiled: bool
     model: ModelFactory | None
     callbacks: tuple[L.Callback, ...]
     checkpoint_every: float
+    width: int | None = None
 
     def batched(self, config: RunConfig) -> bool:
         """Whether the lab's replicas train this model; another goes through the plain loop."""
@@ -63,7 +66,7 @@ def train_group(group: Group, options: Options, asked: Callable[[], bool], place
     else:
         engine = PlainLoop(configs, options.model, device=options.device)
     module = ReplicaModule(engine, [run.folder for run in runs])
-    snapshots, scores = Snapshots(), ExactScores(configs[0].eval_every)
+    snapshots, scores = Snapshots(), ExactScores()
     writer = RunWriter(module.folders)
     checkpoints = [run.checkpoint for run in runs if run.checkpoint]
     if checkpoints:

@@ -13,6 +13,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import Any, Protocol
 
 import lightning as L
@@ -172,24 +173,24 @@ class Metric(L.Callback, ABC):
             self.measure(pl_module)
 
 
-class ExactScores(Metric):
-    """Exact accuracy and loss on training and test strings, with the Bayes ceilings beside them.
+def evaluation_cadence(config: RunConfig, contexts: int) -> int:
+    """Steps between exact evaluations over so many contexts: ``config.eval_every``, rounded up to logged steps.
 
-    Args:
-        every: steps between evaluations; by default each logged step, or so seldom that it costs less than a tenth
-            of the training.
+    By default each logged step, or so seldom that evaluations cost less than a tenth of the training.
     """
+    strings = config.batch_size or len(config.language.split(config.split_seed)[0])
+    # evaluating a context costs at most six tenths of training an example: measured for every model of the lab
+    every = config.eval_every or ceil(6 * contexts / strings)
+    return -(-every // config.log_every) * config.log_every
 
-    def __init__(self, every: int | None = None) -> None:
-        self.every = every
+
+class ExactScores(Metric):
+    """Exact accuracy and loss on training and test strings, with the Bayes ceilings beside them."""
 
     def measure(self, module: ReplicaModule) -> None:
         config = module.configs[0]
         train, test = module.language.split(config.split_seed)
-        # evaluating a context costs at most six tenths of training an example (measured for every model of the lab)
-        affordable = 6 * len(module.engine.contexts) / (config.batch_size or len(train))
-        every = self.every or affordable
-        every = -(-every // config.log_every) * config.log_every
+        every = evaluation_cadence(config, len(module.engine.contexts))
         due = module.step % every == 0 or module.step == config.max_steps
         scores = module.engine.evaluate().numpy() if due else np.full((len(module.configs), len(SCORES)), np.nan)
         module.metrics.update(zip(SCORES, scores.T, strict=True))

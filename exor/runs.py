@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import json
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from exor import InputError, __version__, events
-from exor.config import RunConfig, from_yaml, to_yaml
+from exor.config import MODELS, RunConfig, from_yaml, to_yaml
 from exor.models import build
 
 CHECKPOINT_FORMAT = 1
@@ -30,6 +31,7 @@ LEAVES = (
     *(events.PATTERN, "projector_config.pbtxt", "*-embedding.tsv", "symbols.tsv", ".*.partial"),
 )
 PATIENCE = 2.0  # seconds that the workers of a killed process may need to notice
+HELD = (errno.EWOULDBLOCK, errno.EACCES)  # what the kernel says of a lock that another process holds
 
 
 def run_path(out: Path | str, config: RunConfig, name: str | None = None) -> Path:
@@ -61,8 +63,11 @@ class RunFolder:
         """A file in the folder."""
         return self.path / name
 
-    def lock(self) -> None:
+    def lock(self, patience: float = PATIENCE) -> None:
         """Create the folder if need be and lock it until :meth:`unlock` or the end of the process and its forks.
+
+        Args:
+            patience: seconds to wait for another process that holds it.
 
         Raises:
             InputError: the folder cannot be made or written, or another process holds it.
@@ -74,17 +79,25 @@ class RunFolder:
             self._lock = os.open(self.path, os.O_RDONLY)
         except OSError as error:
             raise InputError(f"{self.path}: cannot be written ({error.strerror}); choose another --out") from None
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + patience
         while True:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
-            except OSError:
-                if time.monotonic() > deadline:
+            except OSError as error:
+                if error.errno == errno.EBADF:  # NFS locks only what is open for writing, which no folder can be
                     self.unlock()
+                    self._lock = os.open(self.file(".lock"), os.O_RDWR | os.O_CREAT)
+                    continue
+                if error.errno in HELD and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                    continue
+                self.unlock()
+                if error.errno in HELD:
                     message = "another process is training this run; wait for it or choose another --out"
-                    raise InputError(f"{self.path}: {message}") from None
-                time.sleep(0.05)
+                else:
+                    message = f"cannot be locked ({error.strerror}); choose another --out"
+                raise InputError(f"{self.path}: {message}") from None
 
     def unlock(self) -> None:
         """Let others write."""
@@ -213,10 +226,11 @@ def load(folder: Path | str, model: nn.Module | None = None) -> tuple[nn.Module,
 
     Args:
         folder: a run folder.
-        model: a module to load the weights into, for runs of a model that is not the lab's own.
+        model: a module to load the weights into; needed for a model that is not the lab's own, since no code is run
+            because a file names it.
 
     Raises:
-        InputError: not a run folder, without weights yet, or damaged.
+        InputError: not a run folder, without weights yet, damaged, or of another model.
     """
     run = RunFolder(folder)
     config = run.config()
@@ -229,8 +243,13 @@ def load(folder: Path | str, model: nn.Module | None = None) -> tuple[nn.Module,
         raise InputError(f"{path}: does not exist yet; the run has not ended") from None
     except Exception:  # torch raises many kinds
         raise InputError(f"{path}: damaged") from None
+    if model is None and config.model not in MODELS:
+        raise InputError(f"{folder}: of the model {config.model!r}; load(folder, module) with one of it is accepted")
     module = build(config) if model is None else model
-    module.load_state_dict(weights)
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError:
+        raise InputError(f"{path}: weights of another model than {type(module).__name__}") from None
     return module, run.metrics()
 
 

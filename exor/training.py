@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import lightning as L
@@ -17,9 +19,9 @@ from exor.board import Board
 from exor.config import RunConfig
 from exor.group import Options
 from exor.models import ModelFactory, build
-from exor.plan import plan, prepare
-from exor.runs import RunFolder, run_path
-from exor.workers import train_on_cores
+from exor.plan import Planned, prepare
+from exor.runs import PATIENCE, RunFolder, run_path
+from exor.workers import OnFailure, train_on_cores
 
 
 def train(
@@ -32,9 +34,12 @@ def train(
     accelerator: str = "auto",
     compiled: bool = True,
     workers: int = 1,
+    width: int | None = None,
     overwrite: bool = False,
     checkpoint_every: float = 20,
+    patience: float = PATIENCE,
     watch: Callable[[Board], None] | None = None,
+    on_failure: OnFailure | None = None,
 ) -> list[RunFolder]:
     """Train runs, or continue them, each in its folder; finished ones are left alone.
 
@@ -46,9 +51,13 @@ def train(
         accelerator: ``auto``, ``cpu`` or ``gpu``.
         compiled: compile the training step.
         workers: processes to spread runs over, on a CPU. With more than one, callbacks act in those processes.
+        width: runs per program, on a CPU, for runs that begin now: bytes depend on it. By default what is fastest.
         checkpoint_every: longest time between checkpoints, in seconds.
         overwrite: start again whatever is in the folders.
+        patience: how long to wait for other processes that train some of these runs, in seconds.
         watch: called a few times a second with the progress.
+        on_failure: called with every run that cannot be trained, and why; all others are trained. Without it, the
+            first failure ends everything.
 
     Returns:
         The folders, in the order of ``configs``.
@@ -58,27 +67,60 @@ def train(
         Interrupted: asked to stop by a signal; everything is saved.
     """
     device = pick_device(accelerator)
-    for config in {replace(config, seed=0) for config in configs}:
-        build(config, model)  # a model that cannot be made is found before anything is written
     _allow_open_files(len(configs))
-    folders = [RunFolder(run_path(out, config, name)) for config in configs]
+    runs = [Planned(config, RunFolder(run_path(out, config, name))) for config in configs]
+    deadline = time.monotonic() + patience
+    # each check is made for all runs before the next: a failure without on_failure leaves the folders as they were
+    able = succeeding(runs, partial(check_model, model, {}), on_failure)
     try:
-        for folder in folders:
-            folder.lock()
-        runs = plan(configs, out, name, overwrite=overwrite)
-        for run, folder in zip(runs, folders, strict=True):
-            run.folder = folder
-        waiting = [run for run in runs if run.state is None]
+        able = succeeding(able, lambda run: run.folder.lock(max(0.0, deadline - time.monotonic())), on_failure)
+        able = succeeding(able, lambda run: run.look(overwrite=overwrite), on_failure)
+        waiting = succeeding([run for run in able if run.state is None], prepare, on_failure)
         if waiting:
-            for run in waiting:
-                prepare(run)
-            options = Options(device, compiled, model, tuple(callbacks), checkpoint_every)
+            options = Options(device, compiled, model, tuple(callbacks), checkpoint_every, width)
             many = device.type == "cpu" and sys.platform == "linux"  # elsewhere, forking a loaded torch is unsafe
-            train_on_cores(waiting, options, workers if many else 1, watch)
+            train_on_cores(waiting, options, workers if many else 1, watch, on_failure)
     finally:
-        for folder in folders:
-            folder.unlock()
-    return folders
+        for run in runs:
+            run.folder.unlock()
+    return [run.folder for run in runs]
+
+
+def succeeding(runs: Iterable[Planned], act: Callable[[Planned], None], on_failure: OnFailure | None) -> list[Planned]:
+    """Do something to every run; those for which it can be done."""
+    able = []
+    for run in runs:
+        try:
+            act(run)
+        except (InputError, OSError) as error:
+            if on_failure is None:
+                raise
+            on_failure(run.config, error)
+        else:
+            able.append(run)
+    return able
+
+
+def check_model(model: ModelFactory | None, seen: dict[RunConfig, InputError | None], run: Planned) -> None:
+    """Find a model that cannot be made before anything is written.
+
+    Args:
+        model: see :func:`train`.
+        seen: what was found before; one is made for all seeds.
+        run: whose model to make.
+
+    Raises:
+        InputError: see :func:`exor.models.build`.
+    """
+    kind = replace(run.config, seed=0)
+    if kind not in seen:
+        try:
+            build(kind, model)
+            seen[kind] = None
+        except InputError as error:
+            seen[kind] = error
+    if (problem := seen[kind]) is not None:
+        raise problem
 
 
 def pick_device(accelerator: str) -> torch.device:

@@ -1,8 +1,9 @@
 """How fast the lab trains, against the loop that anyone would write over the plain module.
 
-Both sides get the same number of threads, first one (pinned to one core), then all, and every figure comes from a
-process of its own. The lab's includes drawing, the optimiser, exact evaluation, logging to disk and TensorBoard,
-checkpoints and Lightning, from the first step to the last file written; setting up is reported beside it.
+Both sides get the same number of threads, first one (pinned to one core), then, for the small transformer, all, and
+every figure comes from a process of its own. The lab's includes drawing, the optimiser, exact evaluation at its default
+cadence, logging to disk and TensorBoard, checkpoints and Lightning, from the first step to the last file written;
+setting up is reported beside it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -25,9 +26,30 @@ from rich.table import Table
 from exor import InputError
 from experiments.command import main
 
-GOALS = {1: 15, 10: 70, 100: 110}  # times the plain loop, on one thread
-STEPS = {1: 300_000, 10: 60_000, 100: 15_000, 1_000: 2_000, 10_000: 500}
 PLAIN_SECONDS = 4.0
+GPU_STEPS = {1: 300_000, 100: 15_000, 1_000: 2_000, 10_000: 500}
+
+
+class Case(NamedTuple):
+    """What is timed, and how many times faster than the plain loop it has to be on one thread."""
+
+    model: str
+    size: str
+    seeds: int
+    steps: int
+    goal: int
+
+
+CASES = [
+    Case("transformer", "small", 1, 300_000, 15),
+    Case("transformer", "small", 10, 60_000, 70),
+    Case("transformer", "small", 100, 15_000, 110),
+    Case("transformer", "medium", 10, 1_500, 5),
+    Case("lstm", "small", 10, 2_000, 5),
+    Case("lstm", "medium", 10, 150, 5),
+    Case("mixer", "small", 10, 20_000, 5),
+    Case("mixer", "medium", 10, 1_000, 5),
+]
 
 app = App(name="python -m experiments.benchmark", help=__doc__, help_format="plaintext", version_flags=[])
 
@@ -52,19 +74,19 @@ def benchmark(
         cache = Path(folder) / "programs"
         results = []
         for threads in sorted({1, _cores()}):
-            plain = {"what": "plain", "threads": threads, "seconds": PLAIN_SECONDS * max(share, 0.25)}
-            before = _process(plain, cache)
-            for seeds, steps in ((n, int(STEPS[n] * share)) for n in GOALS):
-                console.print(f"{seeds} seeds, {threads} thread{'s' * (threads > 1)} …")
-                lab = {"what": "lab", "threads": threads, "seeds": seeds, "folder": folder}
-                compiles = (
-                    threads == 1 and seeds < 100
-                )  # programs for one and for two replicas at a time; others reuse them
-                cold = _process(lab | {"steps": 100}, cache)["setup"] if compiles else None
-                ours = _process(lab | {"steps": steps}, cache)
-                after = _process(plain, cache)
-                results.append(_row(seeds, threads, ours, [before["rate"], after["rate"]], cold))
-                before = after
+            for case in CASES:
+                model = {"model": case.model, "size": case.size}
+                if threads > 1 and model != {"model": "transformer", "size": "small"}:
+                    continue
+                name = f"{case.model} {case.size}, {case.seeds} seeds, {threads} thread{'s' * (threads > 1)}"
+                console.print(f"{name} …")
+                plain = {"what": "plain", "threads": threads, "seconds": PLAIN_SECONDS * max(share, 0.25)} | model
+                lab = {"what": "lab", "threads": threads, "seeds": case.seeds, "folder": folder} | model
+                before = _process(plain, cache)
+                # programs are for one and for two replicas at a time; others reuse them
+                cold = _process(lab | {"steps": 100}, cache)["setup"] if threads == 1 and case.seeds < 100 else None
+                ours = _process(lab | {"steps": max(int(case.steps * share), 100)}, cache)
+                results.append(_row(case, threads, ours, [before["rate"], _process(plain, cache)["rate"]], cold))
         gpu = _on_gpu(share, cache, Path(folder))
     console.print(_table(results))
     console.print(_breakdown(results))
@@ -77,16 +99,18 @@ def benchmark(
     return 0
 
 
-def _row(seeds: int, threads: int, ours: dict[str, float], plain: list[float], cold: float | None) -> dict[str, Any]:
+def _row(case: Case, threads: int, ours: dict[str, float], plain: list[float], cold: float | None) -> dict[str, Any]:
     """The figures of one measurement; the plain loop was timed before and after it."""
     rate = statistics.mean(plain)
     return {
-        "seeds": seeds,
+        "model": case.model,
+        "size": case.size,
+        "seeds": case.seeds,
         "threads": threads,
         "plain_steps_per_second": rate,
         "lab_seed_steps_per_second": ours["rate"],
         "ratio": ours["rate"] / rate,
-        "goal": GOALS[seeds] if threads == 1 else None,
+        "goal": case.goal if threads == 1 else None,
         "compile_seconds": None if cold is None else cold - ours["setup"],
         "setup_seconds": ours["setup"],
         "peak_memory_mb": ours["memory"],
@@ -113,22 +137,22 @@ def _measure(what: str, threads: int, **job: Any) -> dict[str, float]:
     return result | {"memory": peak / 1024}
 
 
-def _plain(seconds: float) -> dict[str, float]:
+def _plain(model: str, size: str, seconds: float) -> dict[str, float]:
     """The ordinary loop: one seed, no logging."""
     import torch
     from torch.nn.functional import cross_entropy
 
-    from exor.config import RunConfig
+    from exor.config import from_options
     from exor.models import build
 
-    config = RunConfig()
+    config = from_options({"model": model, "size": size})
     language = config.language
     bits = torch.tensor(language.bits_of(language.split()[0]))
     rows, first = torch.arange(len(bits)), torch.tensor([language.zero[0], language.one[0]])
     parity = language.parity_id(0) + bits.sum(1, keepdim=True) % 2
-    model = build(config)
+    module = build(config)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=config.learning_rate, eps=config.eps, weight_decay=config.weight_decay
+        module.parameters(), lr=config.learning_rate, eps=config.eps, weight_decay=config.weight_decay
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.period, config.final_learning_rate)
 
@@ -138,11 +162,11 @@ def _plain(seconds: float) -> dict[str, float]:
         target = tokens[rows, position]
         tokens[rows, position] = language.mask_id
         optimizer.zero_grad()
-        cross_entropy(model(tokens, position), target).backward()
+        cross_entropy(module(tokens, position), target).backward()
         optimizer.step()
         schedule.step()
 
-    for _ in range(100):
+    for _ in range(30):
         step()
     start = time.perf_counter()
     steps = 0
@@ -152,10 +176,12 @@ def _plain(seconds: float) -> dict[str, float]:
     return {"rate": steps / (time.perf_counter() - start)}
 
 
-def _lab(threads: int, seeds: int, steps: int, folder: str, accelerator: str = "cpu") -> dict[str, float]:
+def _lab(
+    threads: int, model: str, size: str, seeds: int, steps: int, folder: str, accelerator: str = "cpu"
+) -> dict[str, float]:
     """The lab's own path, half of the runs tied; also where its time goes (in this process only)."""
-    from exor.config import RunConfig, with_seeds
-    from exor.lightning import RunWriter
+    from exor.config import from_options, with_seeds
+    from exor.lightning import RunWriter, evaluation_cadence
     from exor.replicas import Replicas
     from exor.training import train
 
@@ -178,13 +204,20 @@ def _lab(threads: int, seeds: int, steps: int, folder: str, accelerator: str = "
         (RunWriter, "flush", "writing"),
     ):
         timed(owner, method, name)
-    configs = with_seeds(RunConfig(max_steps=steps), tuple(range(-(-seeds // 2))), (True, False))[:seeds]
+    config = from_options({"model": model, "size": size, "max_steps": steps})
+    configs = with_seeds(config, tuple(range(-(-seeds // 2))), (True, False))[:seeds]
     with tempfile.TemporaryDirectory(dir=folder) as out:
         start = time.perf_counter()
         folders = train(configs, out, workers=threads, accelerator=accelerator)
         end = time.perf_counter()
         seconds = max((folder.summary() or {})["seconds"] for folder in folders)  # without setting up
     setup = end - start - seconds
+    if threads == 1:  # as often as in a long run, and not at the first and the last step of a short one
+        every = evaluation_cadence(config, (folders[0].summary() or {})["contexts"]["evaluated"])
+        done = 1 + -(-steps // every)
+        usual = spent["evaluations"] / done * steps / every
+        seconds += usual - spent["evaluations"]
+        spent["evaluations"] = usual
     return {"rate": seeds * steps / seconds, "total": seconds, "setup": setup} | spent
 
 
@@ -194,23 +227,43 @@ def _on_gpu(share: float, cache: Path, folder: Path) -> list[dict[str, Any]]:
     if not torch.cuda.is_available():
         return []
     jobs = [
-        {"what": "lab", "threads": 1, "seeds": n, "steps": int(STEPS[n] * share), "accelerator": "gpu"}
-        for n in (1, 100, 1_000, 10_000)
+        {
+            "what": "lab",
+            "threads": 1,
+            "model": "transformer",
+            "size": "small",
+            "seeds": n,
+            "steps": int(GPU_STEPS[n] * share),
+            "accelerator": "gpu",
+        }
+        for n in GPU_STEPS
     ]
     return [{"seeds": job["seeds"]} | _process(job | {"folder": str(folder)}, cache) for job in jobs]
 
 
 def _table(results: list[dict[str, Any]]) -> Table:
     table = Table(title="Seed-steps per second", title_justify="left")
-    for heading in ("threads", "seeds", "plain loop", "lab", "ratio", "goal", "compiling", "setting up", "peak memory"):
+    for heading in (
+        "model",
+        "threads",
+        "seeds",
+        "plain loop",
+        "lab",
+        "ratio",
+        "goal",
+        "compiling",
+        "setting up",
+        "peak memory",
+    ):
         table.add_column(heading, justify="right")
     for r in results:
         table.add_row(
+            f"{r['model']} {r['size']}",
             str(r["threads"]),
             str(r["seeds"]),
             f"{r['plain_steps_per_second']:,.0f}",
             f"{r['lab_seed_steps_per_second']:,.0f}",
-            f"{r['ratio']:.0f}×",
+            f"{r['ratio']:.{0 if r['ratio'] >= 10 else 1}f}×",
             f"≥ {r['goal']}×" if r["goal"] else "",
             f"{r['compile_seconds']:.0f} s" if r["compile_seconds"] else "",
             f"{r['setup_seconds']:.1f} s",
@@ -221,13 +274,15 @@ def _table(results: list[dict[str, Any]]) -> Table:
 
 def _breakdown(results: list[dict[str, Any]]) -> Table:
     table = Table(title="Where the lab's time goes, one thread", title_justify="left")
-    for heading in ("seeds", "training steps", "evaluation", "writing", "Lightning and the rest"):
+    for heading in ("model", "seeds", "training steps", "evaluation", "writing", "Lightning and the rest"):
         table.add_column(heading, justify="right")
     for r in results:
         if r["threads"] == 1:
             seconds = r["seconds"]
             parts = [seconds[name] / seconds["total"] for name in ("updates", "evaluations", "writing")]
-            table.add_row(str(r["seeds"]), *[f"{part:.0%}" for part in [*parts, 1 - sum(parts)]])
+            table.add_row(
+                f"{r['model']} {r['size']}", str(r["seeds"]), *[f"{part:.0%}" for part in [*parts, 1 - sum(parts)]]
+            )
     return table
 
 

@@ -7,6 +7,7 @@ Prints what theory predicts for the language, trains, and says what happened. Ev
 from __future__ import annotations
 
 import typing
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +15,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Group, Parameter
 
 from exor import InputError
-from exor.config import RunConfig, from_options, parse_seeds, read_yaml, with_seeds
+from exor.config import MODELS, SIZES, RunConfig, from_options, parse_seeds, read_yaml, with_seeds
+from exor.language import PRESETS
 from experiments.command import main, optional, whole
 
 RUNS, TASK, MODEL, TRAINING, WHERE = (
@@ -111,6 +113,36 @@ def plan_configs(
         raise InputError(f"{file}: {error}" if from_file else error) from None
     numbers = parse_seeds(seeds) if seeds is not None else (base.seed,)
     return with_seeds(base, numbers, (True, False) if both else (base.tied,))
+
+
+def arguments(config: RunConfig, seeds: Sequence[int] = ()) -> list[str]:
+    """The fewest options of this command that ask for a run, or for several that differ in their seeds."""
+    found = []
+    for preset in (None, *PRESETS):
+        for size in (None, *SIZES) if config.model in MODELS else (None,):
+            groups = {"model": config.model, "preset": preset, "size": size}
+            given = {k: v for k, v in groups.items() if v is not None and (k, v) != ("model", "transformer")}
+            missing = set(from_options(given).differences(config)) - {"seed", "tied", "model"}
+            given |= {name: getattr(config, name) for name in sorted(missing)}
+            if None not in given.values():  # which no option can say
+                found.append([word for name, value in given.items() for word in _option(name, value)])
+    fewest = min(found, key=len)
+    several = ["--seeds", ",".join(_ranges(seeds))] if len(seeds) > 1 else ["--seed", str([*seeds, config.seed][0])]
+    return [*fewest, *(["--tied"] if config.tied else []), *several]
+
+
+def _option(name: str, value: Any) -> list[str]:
+    values = value if isinstance(value, tuple) else (value,)
+    return ["--" + name.replace("_", "-"), *map(str, values)]
+
+
+def _ranges(seeds: Sequence[int]) -> Iterator[str]:
+    """``[1, 2, 3, 7]`` as ``1-3, 7``."""
+    ordered = sorted(seeds)
+    starts = [s for i, s in enumerate(ordered) if i == 0 or s != ordered[i - 1] + 1]
+    ends = [s for i, s in enumerate(ordered) if i == len(ordered) - 1 or ordered[i + 1] != s + 1]
+    for first, last in zip(starts, ends, strict=True):
+        yield str(first) if first == last else f"{first}-{last}"
 
 
 if __name__ == "__main__":

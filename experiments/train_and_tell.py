@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import logging
-import math
 import shlex
 import statistics
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
-from rich.text import Text
+from rich.table import Table
 
 from exor.config import RunConfig
+from experiments.terminal import console, duration, errors, number, progress
 
 if TYPE_CHECKING:
-    from exor.board import Board
     from exor.findings import Outcome
     from exor.plan import Planned
     from exor.runs import RunFolder
 
-SPEED = 60_000  # seed-steps per second and core of the published model, measured on a 2.6 GHz server core
 ROW_BYTES = 1_200  # of a logged step in metrics.csv and TensorBoard events
 RUN_BYTES = 250_000  # of everything else in a run folder
 MOST_ROWS = 40  # of the closing table
-
-TERMINAL = Console(highlight=False)
-console = TERMINAL if TERMINAL.is_terminal else Console(highlight=False, width=120)
 
 
 def main(
@@ -58,7 +50,9 @@ def main(
     device = training.pick_device(accelerator)
     cores = workers or training.cores()
     if dry_run:
-        tell_plan(plan.plan(configs, out, name, overwrite=overwrite), cores)
+        runs = plan.plan(configs, out, name, overwrite=overwrite)
+        training.check_model(None, {}, runs[0])
+        tell_plan(runs, cores)
         return 0
     with progress(say) as watch:
         try:
@@ -111,20 +105,22 @@ def tell_plan(runs: Sequence[Planned], cores: int) -> None:
     table = Table(title="Would run", title_justify="left")
     for heading in ("folder", "state", "steps to do"):
         table.add_column(heading, overflow="fold")
-    steps = rows = 0
     for run in runs:
-        todo = 0 if run.state else run.config.max_steps - run.step
-        steps, rows = steps + todo, rows + todo // run.config.log_every
         state = run.state or (f"continues at step {run.step:,}" if run.step else "new")
-        table.add_row(str(run.folder), state, f"{todo:,}")
+        table.add_row(str(run.folder), state, f"{run.todo:,}")
     console.print(table)
-    c = runs[0].config
-    strings = c.batch_size or round(0.9 * 2**c.bits)
-    work = strings / 115 * c.layers * max(1, (c.width * (4 * c.width + 2 * c.feed_forward)) / 96) ** 0.8
-    seconds = steps * work / SPEED / min(cores, max(1, sum(not r.state for r in runs)))
-    disk = rows * ROW_BYTES + RUN_BYTES * sum(not r.state for r in runs)
-    console.print(
-        f"About {_duration(seconds)} on {cores} such cores (a rough guess), some seconds to start, the first "
+    console.print(cost(runs, cores))
+
+
+def cost(runs: Sequence[Planned], cores: int) -> str:
+    """How long the runs would take, and how much disk they would need."""
+    from exor.plan import expected_seconds
+
+    waiting = [run for run in runs if not run.state]
+    seconds = sum(run.todo * expected_seconds(run.config) for run in waiting) / max(1, min(cores, len(waiting)))
+    disk = sum(run.todo // run.config.log_every * ROW_BYTES + RUN_BYTES for run in waiting)
+    return (
+        f"About {duration(seconds)} on {cores} such cores (a rough guess), some seconds to start, the first "
         f"time half a minute to compile, and {disk / 1e6:.0f} MB of disk."
     )
 
@@ -137,9 +133,7 @@ def tell_results(configs: Sequence[RunConfig], folders: Sequence[RunFolder], say
     summaries = [folder.summary() or {} for folder in folders]
     pairs = shown_pairs(configs[0].language)
     ceilings = summaries[0]["ceilings"]
-    best = [
-        f"{_number(ceilings[f'accuracy_{s}'])} on {w} strings" for s, w in (("train", "training"), ("test", "test"))
-    ]
+    best = [f"{number(ceilings[f'accuracy_{s}'])} on {w} strings" for s, w in (("train", "training"), ("test", "test"))]
     table = Table(
         title="Runs: accuracies and distances, means over the last 20,000 steps",
         caption=f"Best possible accuracy: {', '.join(best)}.",
@@ -155,7 +149,7 @@ def tell_results(configs: Sequence[RunConfig], folders: Sequence[RunFolder], say
     for config, folder, summary in zip(configs, folders, summaries, strict=True):
         mean = summary["mean_last_20000_steps"]
         names = ["accuracy_train", "accuracy_test", *[f"{m}/{p}" for p in pairs for m in ("input", "output")]]
-        cells = [_number(None if summary["state"] == "diverged" else mean[name]) for name in names]
+        cells = [number(None if summary["state"] == "diverged" else mean[name]) for name in names]
         table.add_row(config.mode, str(config.seed), summary["state"], *cells)
         if summary["state"] != "diverged":
             for outcome in outcomes(config, folder.metrics()):
@@ -176,7 +170,7 @@ def tell_results(configs: Sequence[RunConfig], folders: Sequence[RunFolder], say
     diverged = [f"{c.mode} seed {c.seed}" for c, s in zip(configs, summaries, strict=True) if s["state"] == "diverged"]
     if diverged:
         message = f"Diverged: {', '.join(diverged)}. A lower --learning-rate may help."
-        Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+        errors.print(message, soft_wrap=True)
     return 1 if diverged else 0
 
 
@@ -204,57 +198,12 @@ def _observed(found: dict[tuple[str, str, str], list[Outcome]]) -> Table:
             "both" if mode == "tied" else matrix,
             pair,
             _predicted(several[0].predicted),
-            _number(statistics.fmean(o.start for o in several)),
-            _number(statistics.fmean(o.end for o in several)),
+            number(statistics.fmean(o.start for o in several)),
+            number(statistics.fmean(o.end for o in several)),
             f"{len(met)} of {len(several)}{when}",
             verdict,
         )
     return table
-
-
-class _Speed(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(f"{(task.speed or 0) / 1000:,.1f}k seed-steps/s")
-
-
-@contextmanager
-def progress(say: Console) -> Iterator:
-    """One progress line on a terminal; elsewhere, a line now and then."""
-    bar = Progress(
-        TextColumn("step {task.fields[step]:,.0f}"),
-        BarColumn(None),
-        _Speed(table_column=Column(no_wrap=True)),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[numbers]}"),
-        console=say,
-        speed_estimate_period=5,
-    )
-    task = None
-    told = 0.0
-
-    def watch(board: Board) -> None:
-        nonlocal task, told
-        if math.isnan(board.mean("step")):
-            return
-        numbers = f"loss {board.mean('loss'):.3f}  accuracy {board.mean('accuracy'):.3f}"
-        for pair, name in zip(board.pairs, ("first", "second"), strict=False):
-            numbers += f"  {pair} {board.mean(name):.3f}"
-        if not say.is_terminal:
-            share = board.done / max(board.total, 1)
-            if share - told >= 0.1:
-                told = share
-                say.print(f"step {board.mean('step'):,.0f} ({share:.0%})  {numbers}", soft_wrap=True)
-            return
-        if task is None:
-            task = bar.add_task("", total=board.total, step=0, numbers="")
-            bar.start()
-        bar.update(task, completed=board.done, step=board.mean("step"), numbers=numbers)
-
-    try:
-        yield watch
-    finally:
-        if task is not None:
-            bar.stop()
 
 
 def _predicted(meets: bool | None) -> str:
@@ -263,17 +212,3 @@ def _predicted(meets: bool | None) -> str:
 
 def _gap(gap: float) -> str:
     return "yes" if gap < 1e-9 else f"no ({gap:.3g})"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None or math.isnan(value) else f"{value:.3f}"
-
-
-def _duration(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )

@@ -15,7 +15,11 @@ def test_benchmark_writes_figures(tmp_path):
     text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "Where the lab's time goes" in text
     rows = json.loads(path.read_text())["cpu"]
-    assert {(row["seeds"], row["threads"]) for row in rows} >= {(1, 1), (10, 1), (100, 1)}
+    assert {(row["model"], row["size"], row["seeds"]) for row in rows if row["threads"] == 1} == {
+        *(("transformer", "small", seeds) for seeds in (1, 10, 100)),
+        *((model, size, 10) for model in ("lstm", "mixer") for size in ("small", "medium")),
+        ("transformer", "medium", 10),
+    }
     for row in rows:
         assert row["ratio"] == pytest.approx(row["lab_seed_steps_per_second"] / row["plain_steps_per_second"])
         if row["threads"] == 1:

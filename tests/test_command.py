@@ -88,7 +88,7 @@ def test_options_win_over_preset_and_both_over_the_file(tmp_path):
     plan = exor_command.plan_configs
     (config,) = plan({}, file=path)
     assert config == RunConfig(bits=5, zero=(0.3, 0.7), seed=9, tied=True)
-    (config,) = plan({"one": (0.2, 0.8)}, preset="hypothesis-holds", file=path)
+    (config,) = plan({"one": (0.2, 0.8), "preset": "hypothesis-holds"}, file=path)
     assert (config.bits, config.zero, config.one) == (5, (1.0,), (0.2, 0.8))
     configs = plan({"tied": False}, both=True, seeds="3,1-2")
     assert [(c.seed, c.tied) for c in configs] == [(s, t) for s in (3, 1, 2) for t in (True, False)]
