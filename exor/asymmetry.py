@@ -7,7 +7,7 @@ import pandas as pd
 
 from exor import InputError
 from exor.effects import MIN_SEEDS, holm, interval, sign_flip_p
-from exor.sheets import Sheet, dash, number, probability, share, with_interval
+from exor.sheets import Sheet, dash, number, probability, with_interval
 
 LEVEL = 0.05  # of the Holm-adjusted p, over the languages
 
@@ -95,8 +95,8 @@ def sheet(found: pd.DataFrame, slope: tuple[float, float, float, float], pair: s
         (
             number(r["gap"]),
             number(r["ceiling"]),
-            f"{number(r['tied'])} ({share(r['tied'] / r['ceiling'])})",
-            f"{number(r['untied'])} ({share(r['untied'] / r['ceiling'])})",
+            number(r["tied"]),
+            number(r["untied"]),
             with_interval(r["difference"], r["low"], r["high"]),
             probability(r["p_holm"]),
             r["verdict"],
@@ -108,10 +108,9 @@ def sheet(found: pd.DataFrame, slope: tuple[float, float, float, float], pair: s
     ]
     middle, low, high, p = slope
     note = (
-        f"Means over {found['n'].min()} seeds and the last 20,000 steps; accuracy on the training strings, in brackets "
-        "its share of the best possible; tied − untied is paired by seed, with 95 % intervals and a sign-flip test, "
-        f"Holm-adjusted over the languages. Slope of its share over the gap: {with_interval(middle, low, high)}, "
-        f"p = {probability(p)}."
+        f"Means over {found['n'].min()} seeds and the last 20,000 steps; accuracy on the training strings; tied − "
+        "untied is paired by seed, with 95 % intervals and a sign-flip test, Holm-adjusted over the languages. Its slope "
+        f"over the gap, as a share of the best possible: {with_interval(middle, low, high)}, p = {probability(p)}."
     )
     distances = (f"{matrix} {dash(pair)}" for matrix in ("tied", "input", "output"))
     headings = ("gap", "best possible", "tied", "untied", "tied − untied", "p (Holm)", "tying", *distances)

@@ -32,7 +32,6 @@ REACHABLE = 5.0  # seconds to wait for a cluster's port
 SAVING = 60.0  # seconds that tasks may take to save when they are to stop
 SETTINGS = 4  # the frame with which both sides of an HTTP/2 connection begin
 LOOK_EVERY = 2.0  # seconds between two looks at the folders
-BLOCKS = 1  # programs' widths in a task: more would be less to start, but also less to share out
 
 
 def train(
@@ -70,24 +69,30 @@ def train(
     waiting = [run for run in runs if run.state is None]
     if not waiting:
         return
-    connect(address, most)
+    joined = connect(address, most)
     import ray
 
     try:
+        if overwrite:  # once, and not again by tasks that Ray starts again
+            waiting = succeeding(waiting, _clear, on_failure)
         with signals() as stop:
-            arguments = {"width": width, "accelerator": "cpu", "overwrite": overwrite, **options}
             task = ray.remote(num_cpus=1, max_retries=RETRIES)(_task)
-            jobs = deque(_blocks(waiting, width * BLOCKS))
-            _follow(waiting, jobs, lambda job: task.remote([r.config for r in job], out, arguments), most, stop,
-                    watch, on_failure)  # fmt: skip
+            arguments = {"width": width, "accelerator": "cpu", **options}
+
+            def submit(job: list[Planned]) -> Any:
+                return task.remote([run.config for run in job], out, arguments)
+
+            # a program's width at a time: more would be less to start, but also less to share out
+            _follow(waiting, deque(_blocks(waiting, width)), submit, most, stop, watch, on_failure)
             if stop.value:
                 raise Interrupted(stop.value)
     finally:
-        ray.shutdown()
+        if joined:
+            ray.shutdown()
 
 
-def connect(address: str | None, cpus: int | None = None) -> None:
-    """Join a cluster, or start one on this machine with so many CPUs.
+def connect(address: str | None, cpus: int | None = None) -> bool:
+    """Join a cluster, or start one on this machine with so many CPUs; false if this process has joined one already.
 
     Raises:
         InputError: Ray is not installed, nothing answers at the address, or the cluster has no CPUs.
@@ -98,6 +103,8 @@ def connect(address: str | None, cpus: int | None = None) -> None:
         import ray
     except ImportError:
         raise InputError("ray: is not installed, the extra [ray] brings it: pip install 'exor-lab[ray]'") from None
+    if ray.is_initialized():
+        return False
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     address = address or os.environ.get("RAY_ADDRESS")
     try:
@@ -118,6 +125,7 @@ def connect(address: str | None, cpus: int | None = None) -> None:
     if ray.cluster_resources().get("CPU", 0) < 1:
         ray.shutdown()
         raise InputError(f"ray: the cluster at {address or 'this machine'} has no CPUs to train on")
+    return True
 
 
 def _probe(address: str) -> None:
@@ -135,6 +143,14 @@ def _probe(address: str) -> None:
         raise InputError(f"ray: no cluster answers at {address} ({error})") from None
     if answer[3:4] != bytes([SETTINGS]):
         raise InputError(f"ray: no cluster answers at {address} (something else does)")
+
+
+def _clear(run: Planned) -> None:
+    run.folder.lock()
+    try:
+        run.folder.clear()
+    finally:
+        run.folder.unlock()
 
 
 def _task(configs: list[RunConfig], out: Path, arguments: dict[str, Any]) -> list[tuple[RunConfig, str]]:

@@ -78,10 +78,8 @@ def sweep(
     logging.basicConfig(format="%(message)s", level="WARNING")
     logging.getLogger("exor").setLevel("WARNING" if quiet else "INFO")
     configs = sweeps.read(file)
-    cores = workers or training.cores()
-    runs, unable = sweeps.plan(configs, out, overwrite=overwrite)
     if dry_run:
-        tell_plan(runs, unable, cores)
+        tell_plan(*sweeps.plan(configs, out, overwrite=overwrite), workers or training.cores())
         return 0
     how = [*(["--accelerator", accelerator] if accelerator != "auto" else []), *([] if compile else ["--no-compile"])]
     with progress(say) as watch:

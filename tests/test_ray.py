@@ -16,6 +16,7 @@ import pytest
 from conftest import ROOT, scalars
 
 from exor import InputError, sweeps
+from exor import cluster as cluster_module
 from exor.config import RunConfig, with_seeds
 from exor.runs import RunFolder, run_path
 from experiments import sweep as sweep_command
@@ -75,7 +76,7 @@ def entries(log: Path):
 def test_a_node_dies_and_nothing_is_lost(cluster, tmp_path):
     configs = sweeps.expand(SWEEP)
     assert sweeps.run(configs, tmp_path / "here", workers=2, callbacks=[Audit(tmp_path / "log-here")]) == []
-    log, failures = tmp_path / "log", []
+    log = tmp_path / "log"
 
     def kill() -> None:
         wait_until(lambda: len({pid for _, pid, step in entries(log) if step > STEPS // 4}) == 2)
@@ -148,15 +149,28 @@ def test_failures_on_a_cluster_stay_alone(cluster, tmp_path):
     bad = RunConfig(bits=3, max_steps=40, log_every=10, model="test_sweep:Raises")
     diverging = RunConfig(bits=3, max_steps=40, log_every=10, learning_rate=1e30)
     configs = [*with_seeds(QUICK, (1, 2, 3), (True, False)), bad, diverging]
-    locked = RunFolder(run_path(tmp_path, configs[0]))
+    first = RunFolder(run_path(tmp_path, configs[0]))
     failures = sweeps.run(configs, tmp_path, ray=cluster.address, compiled=False, workers=1)
     assert [f.config for f in failures] == [bad, diverging]
     assert "ZeroDivisionError: boom" in failures[0].reason
     assert "diverged" in failures[1].reason
-    assert locked.summary()["state"] == "finished"
+    assert first.summary()["state"] == "finished"
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "exor").rglob("*")}
-    assert [f.config for f in sweeps.run(configs[:6], tmp_path, ray=cluster.address)] == []
+    assert sweeps.run(configs[:6], tmp_path, ray=cluster.address) == []
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "exor").rglob("*")}
+    assert sweeps.run(configs[:1], tmp_path, ray=cluster.address, compiled=False, overwrite=True) == []
+    assert first.file("weights.pt").stat().st_mtime_ns > before[first.file("weights.pt")]
+
+
+def test_a_task_waits_for_a_process_that_outlives_its_node(tmp_path):
+    code = "import sys, time; from exor.runs import RunFolder; RunFolder(sys.argv[1]).lock(); print(); time.sleep(4)"
+    words = [sys.executable, "-uc", code, str(run_path(tmp_path, QUICK))]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline()
+        started = time.monotonic()
+        assert cluster_module._task([QUICK], tmp_path, {"compiled": False, "width": 2}) == []
+        assert time.monotonic() - started > 3
+    assert RunFolder(run_path(tmp_path, QUICK)).summary()["state"] == "finished"
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,11 @@ def test_settings_hold_in_all_cells():
     ]
 
 
+def test_a_cell_wins_over_the_settings():
+    found = sweeps.expand({"seeds": 1, "modes": "tied", "settings": {"bits": 5}, "list": [{}, {"bits": 6}]})
+    assert [c.bits for c in found] == [5, 6]
+
+
 def test_by_default_ten_seeds_in_both_modes():
     assert sweeps.expand({"list": [{"bits": 5}]}) == with_seeds(RunConfig(bits=5), tuple(range(42, 52)), (True, False))
     assert sweeps.expand({}) == with_seeds(RunConfig(), tuple(range(42, 52)), (True, False))
