@@ -110,7 +110,7 @@ def sheet(found: pd.DataFrame, slope: tuple[float, float, float, float], pair: s
     note = (
         f"Means over {found['n'].min()} seeds and the last 20,000 steps; accuracy on the training strings; tied − "
         "untied is paired by seed, with 95 % intervals and a sign-flip test, Holm-adjusted over the languages. Its "
-        f"slope over the gap, as a share of the best possible: {with_interval(middle, low, high)}, p = {probability(p)}."
+        f"slope over the gap, as share of the best possible: {with_interval(middle, low, high)}, p = {probability(p)}."
     )
     distances = (f"{matrix} {dash(pair)}" for matrix in ("tied", "input", "output"))
     headings = ("gap", "best possible", "tied", "untied", "tied − untied", "p (Holm)", "tying", *distances)
