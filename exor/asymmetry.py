@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 
 from exor import InputError
-from exor.effects import MIN_SEEDS, holm, interval, sign_flip_p
 from exor.sheets import Sheet, dash, number, probability, with_interval
+from exor.signflips import MIN_SEEDS, holm, interval, sign_flip_p
 
 LEVEL = 0.05  # of the Holm-adjusted p, over the languages
 

@@ -10,10 +10,11 @@ from math import floor, isfinite, isnan, log10
 import pandas as pd
 
 from exor.config import RunConfig
-from exor.effects import EXACT_SEEDS, HOLM, MIN_SEEDS, fewest_seeds
+from exor.effects import HOLM, fewest_seeds
 from exor.findings import LAST, MET
 from exor.gather import Experiment, shown
 from exor.misses import Found
+from exor.signflips import EXACT_SEEDS, MIN_SEEDS
 
 AGREES = {True: "agrees", False: "disagrees", None: "undecided"}
 MARKS = {True: "✓", False: "✗", None: "?"}

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from exor.effects import interval
 from exor.findings import MET, outcomes
 from exor.gather import Experiment
+from exor.signflips import interval
 
 PREDICTED = {True: "→ 0", False: "apart", None: "both ways"}
 
@@ -55,7 +55,7 @@ def theory(outcomes: pd.DataFrame, effects: pd.DataFrame | None = None) -> pd.Da
     """The theory table: what becomes of each pair in each matrix, over seeds.
 
     A pair has come together where its distance at the end is below 10 % of its start. The 95 % interval of this share
-    over seeds (:func:`exor.effects.interval`) decides, if all of it lies on one side of 10 %. A tied matrix that is
+    over seeds (:func:`exor.signflips.interval`) decides, if all of it lies on one side of 10 %. A tied matrix that is
     pulled both ways should end between the two untied ones, and the pair's two distances in the effects table decide.
 
     Args:

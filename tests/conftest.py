@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_up import config, write
 
 ROOT = Path(__file__).parent.parent
 torch.set_num_threads(1)
@@ -50,4 +51,14 @@ def scalars(folder: Path) -> dict[tuple[str, int], list[float]]:
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     """A folder for runs."""
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    """Three seeds tied (scales 1, 2, 6), two untied (1, 3)."""
+    for seed, scale in ((1, 1), (2, 2), (10, 6)):
+        write(tmp_path / "runs", config(seed, True), scale=scale)
+    for seed, scale in ((1, 1), (2, 3)):
+        write(tmp_path / "runs", config(seed), scale=scale)
     return tmp_path / "runs"
