@@ -126,7 +126,7 @@ def of_effects(effects: pd.DataFrame) -> Sheet:
             )
         )
         keys.append((e["quantity"], e["pair"], e["against"]))
-    headings = ("quantity, untied matrix", "tied", "untied", "tied − untied [95 %]", "p", "verdict", "theory")
+    headings = ("quantity, untied matrix", "tied", "untied", "tied − untied [95 %]", "p (Holm)", "verdict", "theory")
     return Sheet("Effects of tying", effects_note(effects), headings, tuple(rows), tuple(keys))
 
 

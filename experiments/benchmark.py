@@ -57,7 +57,13 @@ app = App(name="python -m experiments.benchmark", help=__doc__, help_format="pla
 @app.default
 def benchmark(
     *,
-    quick: Annotated[bool, Parameter(negative="", help="A tenth of the steps: rougher figures.")] = False,
+    quick: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Small models and a tenth of the steps: rougher figures, without the time that compiling takes.",
+        ),
+    ] = False,
     output: Annotated[Path, Parameter(name="--json", help="Where the figures go.")] = Path("benchmark.json"),
     measure: Annotated[str | None, Parameter(show=False)] = None,
 ) -> int:
@@ -71,10 +77,10 @@ def benchmark(
     console = terminal if terminal.is_terminal else Console(highlight=False, width=100)
     share = 0.1 if quick else 1.0
     with tempfile.TemporaryDirectory() as folder:
-        cache = Path(folder) / "programs"
+        cache = None if quick else Path(folder) / "programs"  # an empty one, to see how long compiling takes
         results = []
         for threads in sorted({1, _cores()}):
-            for case in CASES:
+            for case in (c for c in CASES if c.size == "small" or not quick):
                 model = {"model": case.model, "size": case.size}
                 if threads > 1 and model != {"model": "transformer", "size": "small"}:
                     continue
@@ -84,7 +90,8 @@ def benchmark(
                 lab = {"what": "lab", "threads": threads, "seeds": case.seeds, "folder": folder} | model
                 before = _process(plain, cache)
                 # programs are for one and for two replicas at a time; others reuse them
-                cold = _process(lab | {"steps": 100}, cache)["setup"] if threads == 1 and case.seeds < 100 else None
+                compiles = cache and threads == 1 and case.seeds < 100
+                cold = _process(lab | {"steps": 100}, cache)["setup"] if compiles else None
                 ours = _process(lab | {"steps": max(int(case.steps * share), 100)}, cache)
                 results.append(_row(case, threads, ours, [before["rate"], _process(plain, cache)["rate"]], cold))
         gpu = _on_gpu(share, cache, Path(folder))
@@ -118,9 +125,9 @@ def _row(case: Case, threads: int, ours: dict[str, float], plain: list[float], c
     }
 
 
-def _process(job: dict[str, Any], cache: Path) -> dict[str, float]:
+def _process(job: dict[str, Any], cache: Path | None) -> dict[str, float]:
     """Run a measurement in a fresh process."""
-    environment = os.environ | {"EXOR_CACHE": str(cache), "OMP_NUM_THREADS": str(job["threads"])}
+    environment = os.environ | {"OMP_NUM_THREADS": str(job["threads"])} | ({"EXOR_CACHE": str(cache)} if cache else {})
     command = [sys.executable, "-m", "experiments.benchmark", "--measure", json.dumps(job)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -221,7 +228,7 @@ def _lab(
     return {"rate": seeds * steps / seconds, "total": seconds, "setup": setup} | spent
 
 
-def _on_gpu(share: float, cache: Path, folder: Path) -> list[dict[str, Any]]:
+def _on_gpu(share: float, cache: Path | None, folder: Path) -> list[dict[str, Any]]:
     import torch
 
     if not torch.cuda.is_available():

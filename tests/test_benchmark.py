@@ -17,8 +17,7 @@ def test_benchmark_writes_figures(tmp_path):
     rows = json.loads(path.read_text())["cpu"]
     assert {(row["model"], row["size"], row["seeds"]) for row in rows if row["threads"] == 1} == {
         *(("transformer", "small", seeds) for seeds in (1, 10, 100)),
-        *((model, size, 10) for model in ("lstm", "mixer") for size in ("small", "medium")),
-        ("transformer", "medium", 10),
+        *((model, "small", 10) for model in ("lstm", "mixer")),
     }
     for row in rows:
         assert row["ratio"] == pytest.approx(row["lab_seed_steps_per_second"] / row["plain_steps_per_second"])
