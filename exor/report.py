@@ -24,7 +24,7 @@ from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 from PIL import Image  # matplotlib writes its own with it
 
-from exor import InputError, comparisons, figures, planes, results, sheets
+from exor import InputError, claims, comparisons, figures, planes, results, sheets
 from exor.effects import compare, differences, effects
 from exor.gather import Experiment, Gathered
 from exor.misses import Found, of_experiment
@@ -198,7 +198,8 @@ def markdown(
     """``results.md``: all tables as Markdown."""
     parts = [f"Made by `{command.replace('`', '')}`.\n"]
     if len(analyses) > 1:
-        parts += [overview(analyses).markdown(), sheets.of_settings([a.experiment for a in analyses]).markdown()]
+        parts += [overview(analyses).markdown(), published(analyses).markdown()]
+        parts.append(sheets.of_settings([a.experiment for a in analyses]).markdown())
     for analysis in analyses:
         parts.append(f"## {sheets.plain(analysis.experiment.name)}\n")
         parts += [f"{sheets.plain(note)}\n" for note in analysis.notes]
@@ -230,6 +231,11 @@ def overview(analyses: Sequence[Analysis]) -> Sheet:
     headings = ("experiment", "tied runs", "untied runs", "left out", "accuracy, tied − untied [95 %]", "verdict")
     note = "The last three columns count the rows of the table of theory and observation."
     return Sheet("Experiments", note, (*headings, *AGREES.values()), tuple(rows), tuple(keys))
+
+
+def published(analyses: Sequence[Analysis]) -> Sheet:
+    """What the experiments say of the published claims."""
+    return claims.sheet(claims.claims(a.experiment.name, a.effects, a.theory) for a in analyses)
 
 
 # --- figures ----------------------------------------------------------------------------------------------------
@@ -397,6 +403,7 @@ def _page(
     return environment.from_string(text).render(
         sections=sections,
         overview=overview(analyses),
+        published=published(analyses),
         settings=sheets.of_settings([a.experiment for a in analyses]),
         runs=sum(len(a.experiment.folders) for a in analyses),
         left_out=[(run, _link(run.folder.path, out)) for run in gathered.left_out],
