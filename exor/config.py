@@ -99,7 +99,7 @@ class RunConfig:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, own.get(name))
             elif self.model in MODELS and name not in own:
-                raise InputError(f"{name}: the {self.model} has no such part, {', '.join(own)} are accepted")
+                raise InputError(f"{name}: is no setting of the {self.model}; {', '.join(own)} are")
         for f in fields(self):
             if f.name in BY_MODEL and getattr(self, f.name) is None:
                 continue
@@ -210,13 +210,25 @@ def from_options(options: Mapping[str, Any], base: Mapping[str, Any] | None = No
     return RunConfig(**(groups | values))
 
 
+def check_model_name(name: str) -> None:
+    """Whether a name is one of the lab's models or may be the import path of another.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if name not in MODELS and ":" not in name:
+        near = get_close_matches(name, MODELS, 1)
+        accepted = f"{', '.join(MODELS)}, or package.module:Class are accepted"
+        raise InputError(f"model: {name!r} is unknown, " + (f"did you mean {near[0]!r}?" if near else accepted))
+
+
 def to_yaml(config: RunConfig, **extra: Any) -> str:
     """The config as YAML, fields in order, followed by ``extra`` (say, versions)."""
     values = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(config).items()}
     return yaml.safe_dump(values | extra, sort_keys=False, allow_unicode=True, default_flow_style=None)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, like: str = "bits: 7") -> dict[str, Any]:
     """The mapping in a YAML file, say of settings for :func:`from_options`. ``versions`` is ignored.
 
     Raises:
@@ -231,7 +243,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         where = f" (line {mark.line + 1})" if mark else ""
         raise InputError(f"{path}: not valid YAML{where}") from None
     if not isinstance(values, dict):
-        raise InputError(f"{path}: not a run configuration; a mapping of settings such as 'bits: 7' is accepted")
+        raise InputError(f"{path}: holds no settings; lines such as {like!r} are accepted")
     values.pop("versions", None)
     return values
 

@@ -9,7 +9,6 @@ counts says so by a true attribute ``order_free``, and is evaluated more cheaply
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from exor import InputError
-from exor.config import MODELS, RunConfig
+from exor.config import MODELS, RunConfig, check_model_name
 
 
 class MaskedLM(nn.Module):
@@ -153,11 +152,8 @@ def factory(name: str) -> ModelFactory:
     """
     if name in MODELS:
         return _published
-    path, colon, attribute = name.partition(":")
-    if not colon:
-        near = get_close_matches(name, MODELS, 1)
-        accepted = f"{', '.join(MODELS)}, or package.module:Class are accepted"
-        raise InputError(f"model: {name!r} is unknown, " + (f"did you mean {near[0]!r}?" if near else accepted))
+    check_model_name(name)
+    path, _, attribute = name.partition(":")
     try:
         found = attrgetter(attribute)(import_module(path))
     except Exception as error:  # the user's module may raise anything
@@ -179,18 +175,40 @@ def build(config: RunConfig, make: ModelFactory | None = None) -> Any:
     make = make or factory(config.model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model: Any = make(config)
+        try:
+            model: Any = make(config)
+        except Exception as error:
+            raise InputError(f"model: {config.model!r} cannot be made ({type(error).__name__}: {error})") from error
+    if make is not _published:
+        _check_interface(model, config)
+    model.order_free = bool(getattr(model, "order_free", False))
+    return model
+
+
+def _check_interface(model: Any, config: RunConfig) -> None:
+    """See that a model of one's own has what the lab asks of it."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: {config.model!r} makes a {type(model).__name__}, an nn.Module is accepted")
     vocabulary = len(config.language.vocabulary)
     for name in ("input_embedding", "output_embedding"):
         matrix = getattr(model, name, None)
         if not isinstance(matrix, Tensor) or matrix.ndim != 2 or len(matrix) != vocabulary:
             raise InputError(f"model: {type(model).__name__} needs a property {name}, a [{vocabulary}, width] tensor")
-    model.order_free = bool(getattr(model, "order_free", False))
     if (model.input_embedding is model.output_embedding) != config.tied:
         raise InputError(
             f"model: {type(model).__name__} has to be {config.mode} for a config that says tied={config.tied}"
         )
-    return model
+    tokens = torch.full((2, config.language.length), config.language.mask_id)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            found = model(tokens, torch.zeros(2, dtype=torch.int64))
+    except Exception as error:
+        raise InputError(f"model: {type(model).__name__} fails ({type(error).__name__}: {error})") from error
+    if not isinstance(found, Tensor) or found.shape != (2, vocabulary):
+        told = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise InputError(
+            f"model: {type(model).__name__} maps 2 sequences to {told}, logits [2, {vocabulary}] are accepted"
+        )
 
 
 def _published(config: RunConfig) -> nn.Module:

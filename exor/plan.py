@@ -18,7 +18,8 @@ log = logging.getLogger("exor")
 # with the multiply-adds: the medium models are 44, 14 and 21 times slower, this says 35, 15 and 26
 SPEED = {"transformer": 60_000, "lstm": 1_700, "mixer": 21_000}
 GROWTH = 0.73
-OWN_SPEED = 200  # of a model of one's own, in the plain loop
+OWN_SPEED = 150  # of a model of one's own, in the plain loop
+FEW = 40  # strings; with fewer a step takes no less
 
 
 @dataclass
@@ -72,9 +73,9 @@ class Planned:
 
 def expected_seconds(config: RunConfig) -> float:
     """Seconds that one update of one run takes on one core, compiled; right within a factor of two."""
-    strings = config.batch_size or round(0.9 * 2**config.bits)
+    strings = max(config.batch_size or round(0.9 * 2**config.bits), FEW)
     if config.model not in SPEED:
-        return strings / 115 / OWN_SPEED
+        return max(strings / 115, 1) / OWN_SPEED
     size = _multiply_adds(config) / _multiply_adds(RunConfig(model=config.model))
     return strings / 115 * size**GROWTH / SPEED[config.model]
 

@@ -63,7 +63,7 @@ def read(path: Path) -> list[RunConfig]:
         InputError: names the file, the culprit in it, and what is accepted.
     """
     try:
-        return expand(read_yaml(path))
+        return expand(read_yaml(path, "seeds: 42-51"))
     except InputError as error:
         text = str(error)
         raise InputError(text if text.startswith(f"{path}: ") else f"{path}: {text}") from None

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Group, Parameter
 
 from exor import InputError
-from exor.config import MODELS, SIZES, RunConfig, from_options, parse_seeds, read_yaml, with_seeds
+from exor.config import MODELS, SIZES, RunConfig, check_model_name, from_options, parse_seeds, read_yaml, with_seeds
 from exor.language import PRESETS
 from experiments.command import main, optional, whole
 
@@ -111,6 +111,7 @@ def plan_configs(
         culprit = str(error).split(":")[0]
         from_file = file and culprit not in given and (culprit in values or culprit.startswith("unknown"))
         raise InputError(f"{file}: {error}" if from_file else error) from None
+    check_model_name(base.model)
     numbers = parse_seeds(seeds) if seeds is not None else (base.seed,)
     return with_seeds(base, numbers, (True, False) if both else (base.tied,))
 

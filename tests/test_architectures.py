@@ -47,6 +47,16 @@ class Gru(nn.Module):
 class Nothing(nn.Module):
     def __init__(self, config):
         super().__init__()
+
+
+class Narrow(Gru):
+    def forward(self, tokens, position):
+        return super().forward(tokens, position)[:, :3]
+
+
+class Failing(Gru):
+    def forward(self, tokens, position):
+        raise ValueError("not today")
 """
 
 # --- settings -------------------------------------------------------------------------------------------------
@@ -99,9 +109,9 @@ def test_names_of_runs(options, name):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"model": "lstm", "heads": 2}, "heads: the lstm has no such part"),
-        ({"model": "transformer", "hidden": 2}, "hidden: the transformer has no such part"),
-        ({"model": "mixer", "hidden": 2}, "hidden: the mixer has no such part"),
+        ({"model": "lstm", "heads": 2}, "heads: is no setting of the lstm"),
+        ({"model": "transformer", "hidden": 2}, "hidden: is no setting of the transformer"),
+        ({"model": "mixer", "hidden": 2}, "hidden: is no setting of the mixer"),
         ({"size": "big"}, "size: 'big' is unknown, small, medium are accepted"),
         ({"preset": "mian"}, "preset: 'mian' is unknown, did you mean 'main'?"),
         ({"model": "my:Gru", "size": "small"}, "model: 'my:Gru' is unknown, transformer, lstm, mixer are accepted"),
@@ -282,5 +292,16 @@ def test_own_model_by_its_import_path(tmp_path):
     with pytest.raises(InputError, match="weights of another model than LSTM"):
         runs.load(folder, LSTM(7))
     assert "finished" in command("--model", "mine:Gru", *settings, **where)[1]
-    code, _, err = command("--model", "mine:Nothing", *settings, **where)
-    assert (code, err) == (2, "error: model: Nothing needs a property input_embedding, a [7, width] tensor\n")
+    for name, words in (
+        ("mine:Nothing", "Nothing needs a property input_embedding, a [7, width] tensor"),
+        ("mine:Narrow", "Narrow maps 2 sequences to [2, 3], not to logits [2, 7]"),
+        ("mine:Failing", "Failing fails (ValueError: not today)"),
+        ("os:getcwd", "'os:getcwd' cannot be made (TypeError: "),
+        ("lstmm", "'lstmm' is unknown, did you mean 'lstm'?"),
+    ):
+        code, text, err = command("--model", name, *settings, **where)
+        assert code == 2
+        assert err.startswith(f"error: model: {words}")
+        assert err.count("\n") == 1
+    assert not text  # a misspelt model is found before anything is said
+    assert {p.name for p in (tmp_path / "runs/exor").iterdir()} == {"main-mine.Gru-bits3"}

@@ -66,7 +66,7 @@ def test_bad_input_is_one_line_that_names_the_culprit(arguments, words, capsys):
     ("text", "words"),
     [
         ("bits: [", "not valid YAML (line"),
-        ("- 1", "not a run configuration"),
+        ("- 1", "holds no settings; lines such as 'bits: 7' are accepted"),
         ("bitz: 5", "'bitz', did you mean 'bits'"),
         ("bits: five", "bits: 'five' is not a whole number"),
         ("tied: 1", "tied: 1 is not true or false"),
