@@ -63,8 +63,8 @@ def sheet(tables: Iterable[pd.DataFrame]) -> Sheet:
             yes, no = said.count(SAYS[True]), said.count(SAYS[False])
             counts.append(f"{claim}: {yes} of {len(said)} reproduce, {no} contradicted.")
     note = (
-        "95 % intervals over seeds, not adjusted for their number: of twenty claims that are wrong by nothing at all, "
-        "about one falls on either side. " + " ".join(counts)
+        "95 % intervals over seeds, not adjusted for their number: where there is no effect, about one in twenty shows "
+        "one. " + " ".join(text[:1].upper() + text[1:] for text in counts)
     )
     headings = ("claim", "experiment", "what", "value [95 %]", "verdict")
     return Sheet("Published claims", note, headings, tuple(rows))

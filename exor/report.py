@@ -219,14 +219,14 @@ def overview(analyses: Sequence[Analysis]) -> Sheet:
     rows, keys = [], []
     for a, folder in zip(analyses, folder_names(analyses), strict=True):
         e = a.experiment
-        runs = [number(len(e.seeds(mode))) for mode in MODES]
+        runs = [sheets.count(len(e.seeds(mode))) for mode in MODES]
         change = number(nan)
         if not a.effects.empty:
             first = a.effects.iloc[0]
             change = sheets.with_interval(first["difference"], first["low"], first["high"])
         said = [row[-1] for row in sheets.of_theory(a.theory, a.effects).rows]
-        counts = [number(said.count(word)) for word in AGREES.values()]
-        rows.append((e.name, *runs, number(len(e.left_out)), change, a.verdict, *counts))
+        counts = [sheets.count(said.count(word)) for word in AGREES.values()]
+        rows.append((e.name, *runs, sheets.count(len(e.left_out)), change, a.verdict, *counts))
         keys.append((folder,))
     headings = ("experiment", "tied runs", "untied runs", "left out", "accuracy, tied − untied [95 %]", "verdict")
     note = "The last three columns count the rows of the table of theory and observation."

@@ -59,6 +59,11 @@ def number(value: float, digits: int = 3) -> Number:
     return Number(_fixed(value, _decimals([value], digits)), value)
 
 
+def count(value: int) -> Number:
+    """A whole number."""
+    return Number(f"{value:,}", value)
+
+
 def share(value: float, digits: int = 3) -> Number:
     """A share in per cent."""
     return Number(f"{number(100 * value, digits)} %" if isfinite(value) else "–", value)

