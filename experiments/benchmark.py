@@ -217,10 +217,11 @@ def _lab(
         start = time.perf_counter()
         folders = train(configs, out, workers=threads, accelerator=accelerator)
         end = time.perf_counter()
-        seconds = max((folder.summary() or {})["seconds"] for folder in folders)  # without setting up
+        summaries = [folder.summary() or {} for folder in folders]
+    seconds = max(summary["seconds"] for summary in summaries)  # without setting up
     setup = end - start - seconds
     if threads == 1:  # as often as in a long run, and not at the first and the last step of a short one
-        every = evaluation_cadence(config, (folders[0].summary() or {})["contexts"]["evaluated"])
+        every = evaluation_cadence(config, summaries[0]["contexts"]["evaluated"])
         done = 1 + -(-steps // every)
         usual = spent["evaluations"] / done * steps / every
         seconds += usual - spent["evaluations"]
