@@ -119,7 +119,7 @@ def test_a_node_dies_and_nothing_is_lost(cluster, tmp_path):
             moved += 1
             (_, before), (_, after) = turns
             assert 0 < after[0] <= before[-1] + 200  # from a checkpoint, at most one chunk after the last entry
-    assert 1 <= moved <= 2  # a task has two runs
+    assert moved <= 2  # a task has two runs; none, where the node died between two tasks or before their first entry
 
 
 @pytest.mark.slow
