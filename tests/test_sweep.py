@@ -17,6 +17,7 @@ from torch import nn
 
 from exor import InputError, sweeps
 from exor.config import RunConfig, from_options, with_seeds
+from exor.models import MaskedLM
 from exor.runs import RunFolder, run_path
 from experiments import exor as exor_command
 from experiments import sweep as sweep_command
@@ -53,7 +54,7 @@ def contents(out):
     return {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
 
 
-class Model(nn.Module):
+class Model(MaskedLM):
     """The least that the lab accepts."""
 
     def __init__(self, config):
@@ -61,14 +62,6 @@ class Model(nn.Module):
         symbols = len(config.language.vocabulary)
         self.embed = nn.Embedding(symbols, config.width)
         self.unembed = self.embed if config.tied else nn.Embedding(symbols, config.width)
-
-    @property
-    def input_embedding(self):
-        return self.embed.weight
-
-    @property
-    def output_embedding(self):
-        return self.unembed.weight
 
     def forward(self, tokens, position):
         return self.embed(tokens).sum(1) @ self.output_embedding.T
