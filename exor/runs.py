@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -187,7 +187,7 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """``summary.json``; numbers that are not finite become null."""
-        self.write("summary.json", json.dumps(_plain(summary), indent=2, ensure_ascii=False) + "\n")
+        self.write("summary.json", json_text(summary))
 
     def write_tensors(self, name: str, content: dict[str, Any]) -> None:
         """A checkpoint or weights, as ``torch.save`` makes them."""
@@ -302,11 +302,16 @@ def _short(value: Any) -> str:
     return " ".join(f"{v:g}" for v in value) if isinstance(value, tuple) else str(value)
 
 
+def json_text(value: Any) -> str:
+    """As JSON, which knows neither numpy nor numbers that are not finite: those become null."""
+    return json.dumps(_plain(value), indent=2, ensure_ascii=False) + "\n"
+
+
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
-    if isinstance(value, (float, np.floating)):
-        return float(value) if np.isfinite(value) else None
-    return int(value) if isinstance(value, np.integer) else value
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not np.isfinite(value) else value

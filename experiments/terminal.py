@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
     from exor.board import Board
+    from exor.pretrained import Watch
     from exor.sheets import Sheet
 
 TERMINAL = Console(highlight=False)
@@ -69,6 +70,35 @@ def progress(say: Console) -> Iterator:
     finally:
         if task is not None:
             bar.stop()
+
+
+class Speed(ProgressColumn):
+    """Work done a second, with an SI prefix."""
+
+    def render(self, task: Task) -> Text:
+        """For one line."""
+        speed = task.finished_speed or task.speed
+        if not speed:
+            return Text("")
+        prefix = min(int(math.log10(max(speed, 1)) // 3), 3)
+        return Text(f"{speed / 1000**prefix:.3g} {('', 'k', 'M', 'G')[prefix]}/s")
+
+
+@contextmanager
+def steps(say: Console) -> Iterator[Callable[[str], Watch]]:
+    """A progress line for each long piece of work, on a terminal: call what this gives with its name."""
+    columns = (TextColumn("{task.description}"), BarColumn(None), TaskProgressColumn(), Speed())
+    with Progress(*columns, TimeRemainingColumn(compact=True), console=say, disable=not say.is_terminal) as bar:
+
+        def watch(name: str) -> Watch:
+            task = bar.add_task(name, total=None)
+
+            def told(done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total or None)
+
+            return told
+
+        yield watch
 
 
 def show(sheet: Sheet, say: Console) -> None:
