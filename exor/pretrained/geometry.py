@@ -9,22 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
-from exor import InputError
-from exor.pretrained import Watch, isotropy, norms, omnibus, spectra, unwatched
-from exor.pretrained import alignment as alignments
-from exor.pretrained.store import Finding, Store, digest
-from exor.pretrained.neighbours import Neighbours, hubness, nearest, overlap
+from exor.pretrained import Watch, unwatched
+from exor.pretrained.analyses import ANALYSES
+from exor.pretrained.neighbours import CENTRED, RAW, nearest
 from exor.pretrained.products import Products
+from exor.pretrained.store import Finding, Store, digest
 
 Pair = tuple[str, str]
-KINDS = ("identity", "identity, centred", "orthogonal", "linear")
 
 
 @dataclass(frozen=True)
@@ -59,6 +55,7 @@ class Geometry:
         comparisons: Sequence[Pair],
         *,
         counts: np.ndarray | None = None,
+        gains: Mapping[str, Tensor] | None = None,
         settings: Settings = Settings(),
         store: Store = Store(None),
         device: torch.device | str | None = None,
@@ -70,35 +67,35 @@ class Geometry:
             matrices: ``[tokens, width]`` by name; the tokens are the same, widths may differ.
             comparisons: source and target of each alignment.
             counts: how often each token occurs in some text, ``[tokens]``.
+            gains: of the final norm behind an output matrix, ``[width]``, by its name.
             store: where findings are kept.
             device: where to compute; where the matrices lie by default.
             watch: for the name of a long piece of work, whom to tell of its progress.
         """
         self.matrices, self.comparisons, self.counts = dict(matrices), list(comparisons), counts
         self.settings, self.store, self.device, self.watch = settings, store, device, watch
+        self.gains = dict(gains or {})
         self._found: dict[str, Finding] = {}
-        self._nearest: dict[str, Neighbours] = {}
+        self._nearest: dict[str, Finding] = {}
 
     @property
     def analyses(self) -> list[str]:
         """Names of the analyses that make sense for these matrices."""
-        some = {"alignment", "neighbours", "spectral", "subspaces", "cka"} if self.comparisons else set()
-        some |= {"norms", "isotropy", "spectra"} | ({"differences"} if self._opposed else set())
-        some |= {"frequency"} if self.counts is not None else set()
-        return [name for name in ANALYSES if name in some]
+        return [name for name, analysis in ANALYSES.items() if analysis.fits(self)]
 
     def find(self, name: str) -> Finding:
-        """An analysis, from the store if it has been made before.
-
-        Raises:
-            InputError: it cannot be made of these matrices.
-        """
+        """One of :attr:`analyses`, from the store if it has been made before."""
         if name not in self._found:
             analysis = ANALYSES[name]
-            needs = {key: asdict(self.settings)[key] for key in analysis.settings}
-            made_from = {"matrices": self._digests, "comparisons": self.comparisons, "settings": needs}
+            made_from = {
+                "matrices": self._digests,
+                "comparisons": self.comparisons,
+                "settings": {key: asdict(self.settings)[key] for key in analysis.settings},
+            }
             if analysis.counts:
                 made_from["counts"] = None if self.counts is None else digest(torch.from_numpy(self.counts))
+            if analysis.gains:
+                made_from["gains"] = {name: digest(gain) for name, gain in self.gains.items()}
             self._found[name] = self.store.get(name, made_from, lambda: analysis.make(self))
         return self._found[name]
 
@@ -108,26 +105,35 @@ class Geometry:
     def _digests(self) -> dict[str, str]:
         return {name: digest(matrix) for name, matrix in self.matrices.items()} if self.store.folder else {}
 
+    @property
+    def tokens(self) -> int:
+        """Their number."""
+        return len(next(iter(self.matrices.values())))
+
     @cached_property
     def products(self) -> Products:
         """Gram matrices."""
-        watch = self.watch("Gram matrices")
+        watch = self.watch("products of rows")
         return Products(self.matrices, seed=self.settings.seed, device=self.device, watch=watch)
 
-    def nearest(self, name: str) -> Neighbours:
-        """The nearest neighbours of every token in a matrix, as many as any analysis needs."""
+    def nearest(self, name: str, rows: str, k: int) -> Tensor:
+        """``[tokens, k]`` ids of the nearest neighbours of every token, of ``raw`` or ``centred`` rows."""
         if name not in self._nearest:
-            tokens = len(self.matrices[name])
-            k = min(max(self.settings.k, self.settings.graph), tokens - 1)
+            most = min(max(self.settings.k, self.settings.graph), self.tokens - 1)
 
             def search() -> Finding:
-                found = nearest(self.matrices[name], k, device=self.device, watch=self.watch(f"neighbours, {name}"))
-                return Finding({}, found.notes, {"raw": found.raw.cpu().numpy(), "centred": found.centred.cpu().numpy()})
+                found = nearest(self.matrices[name], most, device=self.device, watch=self.watch(f"neighbours, {name}"))
+                both = {RAW: found.raw, CENTRED: found.centred}
+                return Finding(
+                    {}, found.notes, {way: ids.int().numpy() for way, ids in both.items() if ids is not None}
+                )
 
-            kept = self.store.get("nearest", {"matrix": self._digests.get(name), "k": k}, search)
-            ids = {rows: torch.from_numpy(kept.arrays[rows]) for rows in ("raw", "centred")}
-            self._nearest[name] = Neighbours(**ids, notes=kept.notes)
-        return self._nearest[name]
+            self._nearest[name] = self.store.get("nearest", {"matrix": self._digests.get(name), "k": most}, search)
+        return torch.from_numpy(self._nearest[name].arrays[rows])[:, :k].long()
+
+    def notes_of_search(self, name: str) -> tuple[str, ...]:
+        """What a reader has to know of the neighbours in a matrix, once they are known."""
+        return self._nearest[name].notes
 
     @property
     def pairs(self) -> list[Pair]:
@@ -136,7 +142,7 @@ class Geometry:
         return [*self.comparisons, *(p for p in combinations(self.matrices, 2) if frozenset(p) not in known)]
 
     @property
-    def _opposed(self) -> tuple[Pair, Pair] | None:
+    def opposed(self) -> tuple[Pair, Pair] | None:
         """The two comparisons whose difference answers the question: output against tied and input against tied."""
         asked = (("untied output", "tied"), ("untied input", "tied"))
         return asked if set(asked) <= set(self.comparisons) else None

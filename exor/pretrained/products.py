@@ -155,7 +155,9 @@ class Products:
             ``[width of a, width of b]`` float64.
         """
         b = a if b is None else b
-        for known in ((a, b, True), (b, a, True)) if exact else ((a, b, True), (b, a, True), (a, b, False), (b, a, False)):
+        for known in (
+            ((a, b, True), (b, a, True)) if exact else ((a, b, True), (b, a, True), (a, b, False), (b, a, False))
+        ):
             if known in self._parts:
                 found = self._centre(known[0], known[1], self._parts[known], half)
                 return found if known[:2] == (a, b) else found.T

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from exor.page import Picture, Section, picture, write_page
 from exor.pretrained import pictures, sheets
 from exor.pretrained.analyses import arrow
-from exor.pretrained.store import Finding
 from exor.pretrained.sheets import Lookup, no_published
+from exor.pretrained.store import Finding
 from exor.pretrained.subjects import INPUT, OUTPUT, TIED
 from exor.runs import json_text, versions, write_file
 from exor.sheets import Sheet, number, with_interval
@@ -72,7 +72,12 @@ class Report:
             return ""
         t = self.findings["differences"].tables["differences"]
         r = t[(t["kind"] == "linear") & (t["band"] == "all")].iloc[0]
-        s = self.findings["alignment"].tables["alignment"].query("kind == 'linear'").set_index(["source", "target"])["score"]
+        s = (
+            self.findings["alignment"]
+            .tables["alignment"]
+            .query("kind == 'linear'")
+            .set_index(["source", "target"])["score"]
+        )
         which = "output" if r["low"] > 0 else "input" if r["high"] < 0 else "neither role"
         more = "more" if which == "neither role" else f"the untied {which} more"
         return (
@@ -143,7 +148,9 @@ def sections(report: Report, out: Path) -> list[Section]:
     for name, title in TITLES.items():
         if name not in report.findings:
             continue
-        parts: list[Sheet | Picture | str] = [*told[name], *told.get("differences", [])] if name == "alignment" else [*told[name]]
+        parts: list[Sheet | Picture | str] = (
+            [*told[name], *told.get("differences", [])] if name == "alignment" else [*told[name]]
+        )
         for stem, heading, figure in figures_of(name, report):
             parts.append(picture(figure, out, stem, heading, out))
         found.append(Section(title, report.findings[name].notes, tuple(parts)))
@@ -159,8 +166,15 @@ def figures_of(name: str, report: Report) -> list[tuple[str, str, Figure]]:
     if name == "neighbours":
         t = tables["knn-overlap"]
         raw = t["rows"] == "raw"
-        was = [report.published("knn overlap", a, b, "") if r else None for a, b, r in zip(t["a"], t["b"], raw, strict=True)]
-        return [("knn-overlap", "Common nearest neighbours", pictures.neighbour_bars(t.assign(published=was)))] if len(t) else []
+        was = [
+            report.published("knn overlap", a, b, "") if r else None
+            for a, b, r in zip(t["a"], t["b"], raw, strict=True)
+        ]
+        return (
+            [("knn-overlap", "Common nearest neighbours", pictures.neighbour_bars(t.assign(published=was)))]
+            if len(t)
+            else []
+        )
     if name == "spectra":
         return [("singular-values", "Singular values", pictures.spectra(_spectra(tables["singular-values"])))]
     if name == "frequency":
@@ -210,4 +224,3 @@ def results(report: Report, command: str, date: str) -> dict[str, Any]:
         "date": date,
         "versions": versions(),
     }
-

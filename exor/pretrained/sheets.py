@@ -78,7 +78,9 @@ def _neighbours(tables: Mapping[str, pd.DataFrame], published: Lookup) -> list[S
         f"Share of common {k} nearest neighbours by cosine, mean over tokens. Interval: bootstrap over tokens. Chance: "
         "of two random sets."
     )
-    overlap = Sheet(f"KNN@{k} overlap", note, ("matrices", "rows", "overlap [95 %]", "published", "chance"), tuple(rows))
+    overlap = Sheet(
+        f"KNN@{k} overlap", note, ("matrices", "rows", "overlap [95 %]", "published", "chance"), tuple(rows)
+    )
     hubs = []
     for r in tables["hubness"].to_dict("records"):
         values = (number(r["skewness"]), count(int(r["largest"])), share(r["never"]))
@@ -104,7 +106,9 @@ def _norms(tables: Mapping[str, pd.DataFrame], published: Lookup) -> list[Sheet]
     for r in tables["norms"].to_dict("records"):
         was = published("frobenius norm", r["matrix"], "", "")
         values = [number(r[name]) for name in ("mean", "smallest", "median", "largest")]
-        rows.append((r["matrix"], r["rows"], number(r["frobenius"]), _maybe(was if r["rows"] == "raw" else None), *values))
+        rows.append(
+            (r["matrix"], r["rows"], number(r["frobenius"]), _maybe(was if r["rows"] == "raw" else None), *values)
+        )
     headings = ("matrix", "rows", "Frobenius", "published", "mean row", "smallest", "median", "largest")
     note = "Frobenius norm of the matrix, and norms of its rows; folded: the final norm's gain multiplied in."
     sheets = [Sheet("Norms", note, headings, tuple(rows))]
