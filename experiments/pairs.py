@@ -9,7 +9,6 @@ is not computed again.
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -37,7 +36,7 @@ Analysis = Literal[
     "parameters",
 ]
 
-app = App(name="python -m experiments.pairs", help=__doc__, help_format="plaintext", version_flags=[])
+app = App(name="python -m experiments.pairs", help=__doc__, help_format="markdown", version_flags=[])
 
 
 @app.default
@@ -135,33 +134,39 @@ def pairs(
         raise InputError(f"{'--untied' if tied else '--tied'}: missing; --model takes one model")
     if limit_tokens is not None and limit_tokens < 2:
         raise InputError(f"limit_tokens: {limit_tokens} is out of range, at least 2 is accepted")
-    for option, number in (("refits", refits), ("count_limit", count_limit - 1)):
-        if number < 0:
-            raise InputError(f"{option}: out of range, at least {option == 'count_limit':d} is accepted")
+    for option, value, least in (("refits", refits, 0), ("count_limit", count_limit, 1)):
+        if value < least:
+            raise InputError(f"{option}: {value} is out of range, at least {least} is accepted")
+    if refits == 1:
+        raise InputError("refits: 1 gives no interval; 0, or at least 2, is accepted")
+    if text and dataset:
+        raise InputError("--text and --dataset: too much; one of them is accepted")
 
     from exor.pretrained.geometry import Settings  # torch is slow to import, and --help is not
+    from exor.pretrained.pairs import find
     from exor.pretrained.subjects import Choice
     from experiments import read_and_compare as steps
+    from experiments.terminal import console, silent
 
-    say = steps.console(quiet)
     if list:
-        return steps.show_pairs(say)
+        return steps.show_pairs(console)
     command = shlex.join(["python", "-m", "experiments.pairs", *sys.argv[1:]])
-    where = steps.Where(out, device, fresh, dry_run, command, say)
+    where = steps.Where(out, device, fresh, dry_run, command, silent if quiet else console)
+    choice = Choice(published_convention, "special" not in drop, "unused" not in drop, limit_tokens, fold_norm)
+    keys = {"input_key": input_key, "output_key": output_key}
     if evolution:
-        return steps.evolution(evolution, where, input_key=input_key, output_key=output_key)
-    preset = steps.preset(name) if name else None
+        return steps.follow(evolution, where, choice=choice, keys=keys)
+    preset = find(name) if name else None
     sources = {"tied": tied, "untied": untied} if tied and untied else {"model": model or ""}
     if preset:
         sources = {"tied": preset.tied, "untied": preset.untied}
-    choice = Choice(published_convention, "special" not in drop, "unused" not in drop, limit_tokens, fold_norm)
     return steps.compare(
         sources,
         where,
         preset=preset,
         choice=choice,
         settings=Settings(refits=refits, seed=seed),
-        keys=(input_key, output_key),
+        keys=keys,
         analyses=analyses,
         counting=steps.Counting(text, dataset, column, count_limit),
     )

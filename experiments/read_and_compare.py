@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from rich import filesize
 from rich.console import Console
 
 from exor import InputError
-from exor.pretrained import costs, frequencies, report, require
+from exor.pretrained import Watch, costs, report, require
 from exor.pretrained import evolution as evolutions
-from exor.pretrained.checkpoints import open_checkpoint
-from exor.pretrained.geometry import ANALYSES, Geometry, Settings
-from exor.pretrained.pairs import PAIRS, Pair, find
+from exor.pretrained.frequencies import count_dataset, count_text
+from exor.pretrained.geometry import Geometry, Settings
+from exor.pretrained.pairs import PAIRS, Pair
+from exor.pretrained.parameters import parameters
+from exor.pretrained.sources import expand, open_source
 from exor.pretrained.store import Finding, Store
 from exor.pretrained.subjects import Choice, Plan, Subject, plan
+from exor.pretrained.tokenizing import tokenizer_of
+from exor.pretrained.vocabulary import keep, read_vocabulary
 from exor.program import cache_folder
 from exor.sheets import Sheet
 from experiments import terminal
 from experiments.terminal import duration, show
+
+Steps = Callable[[str], Watch]
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,22 @@ class Where:
         """Where the report on something goes."""
         return self.out or Path("report/pairs") / (re.sub(r"[^\w.=+-]+", "-", name).strip("-.") or "model")
 
+    def chosen(self) -> torch.device:
+        """The device to compute on.
+
+        Raises:
+            InputError: there is none of that name.
+        """
+        if self.device == "auto":
+            return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+        try:
+            device = torch.device(self.device)
+            torch.ones(1, device=device).sum().item()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).strip().splitlines()[0][:80]
+            raise InputError(f"device: {self.device}: not here ({reason}); auto and cpu are accepted") from error
+        return device
+
 
 @dataclass(frozen=True)
 class Counting:
@@ -59,6 +80,19 @@ class Counting:
 
     def __bool__(self) -> bool:
         return bool(self.text or self.dataset)
+
+    def count(self, planned: Plan, steps: Steps) -> tuple[np.ndarray, list[str]]:
+        """How often each of the tokens looked at occurs, by the tokenizer of the last model, and what to say of it."""
+        model = planned.models[-1]
+        tokenizer, rows = tokenizer_of(model.checkpoint), model.checkpoint.rows
+        if self.dataset:
+            watch = steps(f"tokens of {self.dataset}")
+            how = {"column": self.column, "limit": self.limit}
+            counts = count_dataset(self.dataset, tokenizer, rows, **how, watch=watch)  # type: ignore[arg-type]
+        else:
+            counts = count_text(self.text, tokenizer, rows, limit=self.limit, watch=steps("tokens of the text"))
+        seen = f"Frequencies: {counts.tokens:,} tokens of {counts.source}, as {model.checkpoint.name} divides it."
+        return counts.counts[model.rows.numpy()], [seen, *counts.notes]
 
 
 def show_pairs(say: Console) -> int:
@@ -75,54 +109,70 @@ def compare(
     preset: Pair | None,
     choice: Choice,
     settings: Settings,
-    keys: tuple[str | None, str | None],
+    keys: dict[str, str | None],
     analyses: Sequence[str],
     counting: Counting,
 ) -> int:
     """Look at a pair or at one model, and write the report."""
     require("safetensors", "huggingface_hub", "tokenizers")
-    say, device = where.say, device_of(where.device)
-    if counting.text and counting.dataset:
-        raise InputError("text: --text and --dataset exclude each other")
-    checkpoints = {role: open_source(source, keys) for role, source in sources.items()}
+    say, device = where.say, where.chosen()
+    if analyses and "frequency" in analyses and not counting:
+        raise InputError("analyses: frequency needs --text or --dataset")
+    checkpoints = {role: open_source(source, **keys) for role, source in sources.items()}
     planned = plan(checkpoints, choice, settings.seed)
     if where.dry_run:
-        show(costs.sheet(planned, analyses, settings, device), say)
+        show(costs.sheet(planned, analyses, device), say)
         return 0
     costs.require_memory(planned, device)
-    with terminal.steps(say) as watch:
-        counts = count(planned, counting, where, watch) if counting else None
-        subject = planned.read(watch)
+    findings = {}
+    with terminal.steps(say) as steps:
+        counts, notes = counting.count(planned, steps) if counting else (None, [])
+        subject = planned.read(steps)
         geometry = Geometry(
             subject.matrices,
             subject.comparisons,
             counts=counts,
+            gains=subject.gains,
             settings=settings,
             store=where.store,
             device=device,
-            watch=watch,
+            watch=steps,
         )
-        findings = {}
         for name in wanted(geometry, analyses):
             findings[name] = geometry.find(name)
-            tell(name, findings[name], say)
+            done = "known already" if findings[name].reused else duration(findings[name].seconds)
+            say.print(f"{name}: {done}", markup=False)
+    if not analyses or "parameters" in analyses:
+        findings |= parameters_of(planned, subject, strict=bool(analyses))
     name = preset.name if preset else " and ".join(checkpoint.name for checkpoint in checkpoints.values())
     published = preset.value if preset else report.no_published
-    told = report.Report(name, findings, subject.facts, subject.notes, published)
-    return finish(told, where)
+    return finish(report.Report(name, findings, subject.facts, [*subject.notes, *notes], published), where)
 
 
 def wanted(geometry: Geometry, analyses: Sequence[str]) -> list[str]:
-    """The analyses asked for, or all that can be made.
+    """The analyses of matrices that are asked for, or all that can be made.
 
     Raises:
         InputError: one asked for cannot be made of these matrices.
     """
     for name in analyses:
-        if name not in geometry.analyses:
-            reason = "it needs --text or --dataset" if name == "frequency" else "it needs a pair or an untied model"
-            raise InputError(f"analyses: {name} cannot be made here, {reason}; {', '.join(geometry.analyses)} are accepted")
-    return [name for name in geometry.analyses if name in (analyses or ANALYSES)]
+        if name not in (*geometry.analyses, "parameters"):
+            needs = "two models" if name == "differences" else "a pair or an untied model"
+            raise InputError(f"analyses: {name} needs {needs}; {', '.join(geometry.analyses)} are accepted here")
+    needed = {"alignment"} & set(geometry.analyses) if "differences" in analyses else set()
+    return [name for name in geometry.analyses if not analyses or name in (*analyses, *needed)]
+
+
+def parameters_of(planned: Plan, subject: Subject, *, strict: bool) -> dict[str, Finding]:
+    """Shares of parameters; where the library cannot count them, that is an error only if they were asked for."""
+    configs = {model.checkpoint.name: model.checkpoint.config for model in planned.models}
+    tied = {fact["model"]: fact["tied"] for fact in subject.facts}
+    try:
+        return {"parameters": Finding({"parameters": parameters(configs, tied)})}
+    except InputError as error:
+        if strict:
+            raise
+        return {"parameters": Finding({}, (f"Parameters were not counted: {error}.",))}
 
 
 def finish(told: report.Report, where: Where) -> int:
@@ -139,38 +189,40 @@ def finish(told: report.Report, where: Where) -> int:
     return 0
 
 
-def tell(name: str, finding: Finding, say: Console) -> None:
-    """That an analysis is done."""
-    how = "known already" if finding.reused else duration(finding.seconds)
-    say.print(f"{name}: {how}", markup=False)
-
-
 # --- checkpoints of one model -----------------------------------------------------------------------------------
 
 
-def evolution(sources: Sequence[str], where: Where, *, keys: tuple[str | None, str | None]) -> int:
+def follow(sources: Sequence[str], where: Where, *, choice: Choice, keys: dict[str, str | None]) -> int:
     """Follow a model through its checkpoints, or draw published curves."""
     curves = [source for source in sources if source.endswith(".json") and Path(source).is_file()]
-    published = [evolutions.read_published(Path(path)) for path in curves]
+    published = [evolutions.read_published(path) for path in curves]
+    if len(published) > 1:
+        raise InputError(f"evolution: {curves[1]}: a second file of curves; one at a time is accepted")
     names = [name for source in sources if source not in curves for name in expand(source)]
     if not names:
-        (table, *others) = published
-        finding = Finding({"evolution": table})
-        told = report.Report(Path(curves[0]).stem, {"evolution": finding}, curves=others[0] if others else None)
+        told = report.Report(Path(curves[0]).stem, {"evolution": Finding({"evolution": published[0]})})
         return finish(told, where)
     require("safetensors", "huggingface_hub", "tokenizers")
-    opened = [open_source(name, keys) for name in names]
-    steps = [evolutions.step_of(checkpoint.name) for checkpoint in opened]
+    device = where.chosen()
+    opened = {name: open_source(name, **keys) for name in names}
+    steps = {name: evolutions.step_of(name) for name in names}
     notes = []
-    if None in steps or len(set(steps)) < len(steps):
+    if None in steps.values() or len(set(steps.values())) < len(steps):
         notes.append("Not every name tells a step of its own: checkpoints are counted as they were given.")
-        steps = [*range(len(opened))]
-    order = sorted(range(len(opened)), key=lambda i: steps[i])
+        steps = {name: i for i, name in enumerate(names)}
+    in_order = sorted((step, name) for name, step in steps.items() if step is not None)
     if where.dry_run:
-        show(costs.sheet_of_checkpoints([opened[i] for i in order]), where.say)
+        show(costs.sheet_of_checkpoints([opened[name] for _, name in in_order]), where.say)
         return 0
+    first = opened[in_order[0][1]]
+    rows = keep(read_vocabulary(first), padding=choice.published, special=choice.special, unused=choice.unused)
     with terminal.steps(where.say) as watch:
-        table = evolutions.evolution((steps[i], matrices(opened[i], watch)) for i in order)
-    name = opened[0].name.split("@")[0]
+
+        def matrices(name: str) -> dict[str, torch.Tensor]:
+            found = opened[name].read(watch=watch(f"reading {name}"))
+            return {"tied": found.input} if found.tied else {"input": found.input, "output": found.output}
+
+        table = evolutions.evolution(((step, matrices(name)) for step, name in in_order), rows=rows, device=device)
     finding = Finding({"evolution": table}, tuple(notes))
-    return finish(report.Report(name, {"evolution": finding}, curves=published[0] if published else None), where)
+    curve = published[0] if published else None
+    return finish(report.Report(first.name.split("@")[0], {"evolution": finding}, curves=curve), where)

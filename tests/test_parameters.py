@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+from tiny_models import CAUSAL, MASKED, config_of, matrices, model_of
 
 from exor import InputError
 from exor.pretrained.parameters import count, parameters
@@ -80,6 +81,17 @@ def test_of_several_parts_the_language_model_has_the_embeddings():
     config = AutoConfig.for_model("llava", text_config=text, vision_config=vision, image_token_index=3).to_dict()
     found = count(config, tied=False)
     assert found.embedding == 2 * 320 * 32 and found.total > found.embedding + 2 * 32 * 32 * 4
+
+
+@pytest.mark.parametrize("kind", [*CAUSAL, *MASKED])
+def test_models_of_many_types(kind):
+    model = model_of(kind)
+    inward, outward = matrices(model)
+    found = count(config_of(kind).to_dict())
+    assert found.total == sum(parameter.numel() for parameter in model.parameters())
+    same = inward.data_ptr() == outward.data_ptr()
+    assert found.embedding == inward.numel() * (1 if same else 2)
+    assert found.share == (found.share_tied if same else found.share_untied)
 
 
 def test_the_table():

@@ -7,7 +7,6 @@ the map was not fitted to.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import pi, sqrt
@@ -70,6 +69,55 @@ def align(products: Products, source: str, target: str, kind: str) -> Alignment:
     Raises:
         InputError: unknown kind, or widths that differ where they may not.
     """
+    shown = partial(cosines, products, source, target, centred=kind != IDENTITY)
+    made = partial(fit, products, source, target, kind)
+    fitted = made()
+    found = shown(fitted)
+    chance = shown(made(shuffle=True), shuffle=True)
+    if kind not in FITTED:
+        return Alignment(_mean(found), found, float("nan"), _mean(chance), 0.0, fitted.rank, fitted.condition)
+    held_out = shown(made(half=True), fitted_to=True, half=False)
+    expected = min(sqrt(fitted.rank / products.n), 1.0) * (1 if kind == LINEAR else 8 / (3 * pi))
+    notes = list(fitted.notes)
+    if kind == LINEAR and fitted.rank >= products.n - 1:
+        notes.append(f"no fewer dimensions ({fitted.rank:,}) than tokens ({products.n:,}), so that any target is met")
+    scores = _mean(found), found, _mean(held_out), _mean(chance)
+    return Alignment(*scores, expected, fitted.rank, fitted.condition, tuple(notes))
+
+
+# --- maps -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Map:
+    """A map from rows to rows.
+
+    Attributes:
+        matrix: ``[width of source, width of target]`` float64; None for the identity.
+        rank, condition, notes: see :class:`Alignment`.
+    """
+
+    matrix: Tensor | None
+    rank: int
+    condition: float = 1.0
+    notes: tuple[str, ...] = ()
+
+
+def fit(
+    products: Products, source: str, target: str, kind: str, *, half: bool | None = None, shuffle: bool = False
+) -> Map:
+    """Fit a map, see :func:`align`.
+
+    Args:
+        products: of the two matrices.
+        source, target: their names.
+        kind: one of :data:`KINDS`.
+        half: of the tokens, to which it is fitted; all by default.
+        shuffle: the rows of the target first.
+
+    Raises:
+        InputError: unknown kind, or widths that differ where they may not.
+    """
     widths = [products.widths[name] for name in (source, target)]
     if kind not in KINDS:
         raise InputError(f"kind: {kind!r} is unknown; {', '.join(KINDS)} are accepted")
@@ -77,100 +125,78 @@ def align(products: Products, source: str, target: str, kind: str) -> Alignment:
         raise InputError(
             f"{source} and {target}: widths {widths[0]:,} and {widths[1]:,} differ; the {LINEAR} map accepts that"
         )
-    scored = partial(_cosines, products, source, target)
     if kind not in FITTED:
-        centred = kind == CENTRED
-        cosines = scored(None, centred=centred)
-        chance = scored(None, centred=centred, shuffle=True)
-        return Alignment(_mean(cosines), cosines, float("nan"), _mean(chance), 0.0, widths[0], 1.0)
-    fit: Callable[..., _Map] = partial(_orthogonal if kind == ORTHOGONAL else _linear, products, source, target)
-    fitted = fit()
-    cosines = scored(fitted.map)
-    chance = scored(fit(shuffle=True).map, shuffle=True)
-    held_out = scored(fit(half=True).map, fitted_to=True, half=False)
-    expected = min(sqrt(fitted.rank / products.n), 1.0) * (1 if kind == LINEAR else 8 / (3 * pi))
-    notes = list(fitted.notes)
-    if kind == LINEAR and fitted.rank >= products.n - 1:
-        notes.append(f"no fewer dimensions ({fitted.rank:,}) than tokens ({products.n:,}), so that any target is met")
-    return Alignment(
-        _mean(cosines), cosines, _mean(held_out), _mean(chance), expected, fitted.rank, fitted.condition, tuple(notes)
-    )
-
-
-# --- maps -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Map:
-    """A fitted map, ``[width of source, width of target]`` float64."""
-
-    map: Tensor
-    rank: int
-    condition: float
-    notes: tuple[str, ...] = ()
-
-
-def _cross(products: Products, source: str, target: str, half: bool | None, shuffle: bool, exact: bool) -> Tensor:
-    if shuffle:
-        return products.shuffled(source, target, exact=exact)
-    return products.gram(source, target, half, exact=exact)
-
-
-def _linear(products: Products, source: str, target: str, *, half: bool | None = None, shuffle: bool = False) -> _Map:
-    values, vectors = products.eigen(source, half)
-    rank = products.rank(source, half)
+        return Map(None, widths[0])
     # an ill-conditioned Gram matrix was made in float64, and is of no use with a cross-Gram matrix that was not
-    cross = _cross(products, source, target, half, shuffle, products.exact(source))
+    values, vectors = products.eigen(source, half) if kind == LINEAR else (None, None)
+    exact = kind == LINEAR and products.exact(source)
+    if shuffle:
+        cross = products.shuffled(source, target, exact=exact)
+    else:
+        cross = products.gram(source, target, half, exact=exact)
+    if values is None or vectors is None:
+        return _orthogonal(cross)
+    return _linear(source, values, vectors, products.rank(source, half), cross)
+
+
+def _linear(source: str, values: Tensor, vectors: Tensor, rank: int, cross: Tensor) -> Map:
     kept = vectors[:, :rank]
-    fitted = kept @ ((kept.T @ cross) / values[:rank, None])
-    width = len(values)
-    condition = float((values[0] / values[-1]).sqrt()) if rank == width else float("inf")
-    notes = []
-    if rank < width:
-        notes.append(f"{source} has rank {rank:,} of {width:,}; the map of smallest norm is taken")
+    found = kept @ ((kept.T @ cross) / values[:rank, None])
+    full = rank == len(values)
+    condition = float((values[0] / values[-1]).sqrt()) if full else float("inf")
+    notes: tuple[str, ...] = ()
+    if not full:
+        notes = (f"{source} has rank {rank:,} of {len(values):,}; the map of smallest norm is taken",)
     elif condition > ILL_CONDITIONED:
-        notes.append(f"{source} is ill-conditioned ({condition:.1e}); the map was fitted in float64")
-    return _Map(fitted, rank, condition, tuple(notes))
+        notes = (f"{source} is ill-conditioned ({condition:.1e}); the map was fitted in float64",)
+    return Map(found, rank, condition, notes)
 
 
-def _orthogonal(
-    products: Products, source: str, target: str, *, half: bool | None = None, shuffle: bool = False
-) -> _Map:
-    u, values, v = torch.linalg.svd(_cross(products, source, target, half, shuffle, exact=False))
+def _orthogonal(cross: Tensor) -> Map:
+    u, values, v = torch.linalg.svd(cross)
     rank = int((values > NEGLIGIBLE * values[0]).sum())
-    condition = float(values[0] / values[-1]) if rank == len(values) else float("inf")
-    notes = ()
-    if rank < len(values):
-        notes = (f"the cross-Gram matrix has rank {rank:,} of {len(values):,}; other maps fit equally well",)
-    return _Map(u @ v, rank, condition, notes)
+    full = rank == len(values)
+    condition = float(values[0] / values[-1]) if full else float("inf")
+    note = f"the cross-Gram matrix has rank {rank:,} of {len(values):,}; other maps fit equally well"
+    return Map(u @ v, rank, condition, () if full else (note,))
 
 
 # --- scores -----------------------------------------------------------------------------------------------------
 
 
-def _cosines(
+def cosines(
     products: Products,
     source: str,
     target: str,
-    fitted: Tensor | None,
+    fitted: Map,
     *,
     centred: bool = True,
     shuffle: bool = False,
     fitted_to: bool | None = None,
     half: bool | None = None,
 ) -> Tensor:
-    """Cosines of mapped and target rows, of all tokens or of a half, centred by the means that the map was fitted to."""
+    """Cosine of each mapped row and target row, ``[tokens]`` float32 on the CPU; 0 where one is zero.
+
+    Args:
+        products: of the two matrices.
+        source, target: their names.
+        fitted: the map.
+        centred: whether the mean rows are removed.
+        shuffle: whether the rows of the target are shuffled.
+        fitted_to: half of the tokens whose means are removed; all by default.
+        half: half of the tokens to look at; all by default.
+    """
     means = [products.mean(name, fitted_to) if centred else None for name in (source, target)]
-    # with an ill-conditioned source the map has large entries that cancel
-    exact = fitted is not None and products.exact(source)
-    if fitted is not None and not exact:
-        fitted = fitted.to(products.device, torch.float32)
+    exact = products.exact(source)  # an ill-conditioned source has a map with large entries that cancel
+    matrix = fitted.matrix
+    if matrix is not None and not exact:
+        matrix = matrix.to(products.device, torch.float32)
     found = []
     with full_precision():
-        for ids in products.blocks(sum(products.widths[name] for name in (source, target)), half):
+        for ids in products.blocks(products.widths[source] + products.widths[target], half):
             x = products.rows(source, ids, means[0], exact=exact)
             y = products.rows(target, products.shuffle[ids] if shuffle else ids, means[1])
-            mapped = x if fitted is None else x @ fitted
+            mapped = x if matrix is None else x @ matrix
             found.append(_row_cosines(mapped.to(y.device, torch.float32), y).cpu())
     return torch.cat(found)
 
@@ -182,8 +208,8 @@ def _row_cosines(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(lengths > 0, dots / lengths, 0).clamp(-1, 1)
 
 
-def _mean(cosines: Tensor) -> float:
-    return cosines.double().mean().item()
+def _mean(values: Tensor) -> float:
+    return values.double().mean().item()
 
 
 # --- intervals over tokens --------------------------------------------------------------------------------------
@@ -237,16 +263,15 @@ def refitted(
     """
     if kind not in FITTED or resamples < 2:
         raise InputError(f"refits: {resamples} of the {kind} map; at least 2 of {' or '.join(FITTED)} are accepted")
-    fit = _orthogonal if kind == ORTHOGONAL else _linear
     generator = torch.Generator().manual_seed(seed)
     scores = []
     for done in range(resamples):
         ids = torch.randint(products.n, (products.n,), generator=generator)
         drawn = {name: products.matrices[name][ids] for name in (source, target)}
         sample = Products(drawn, device=products.device)
-        scores.append(_mean(_cosines(sample, source, target, fit(sample, source, target).map)))
+        scores.append(_mean(cosines(sample, source, target, fit(sample, source, target, kind))))
         watch(done + 1, resamples)
-    score = _mean(_cosines(products, source, target, fit(products, source, target).map))
+    score = _mean(cosines(products, source, target, fit(products, source, target, kind)))
     reach = stats.norm.ppf((1 + CONFIDENCE) / 2) * np.std(scores, ddof=1)
     return score - reach, score + reach
 

@@ -151,15 +151,10 @@ def spectra(g: Geometry) -> Finding:
         ranks.append({"matrix": name, "rows": way} | known | {"condition": s.condition})
         index = np.arange(1, len(s.values) + 1)
         values.append(pd.DataFrame({"matrix": name, "rows": way, "index": index, "value": s.values}))
-    alike = [
-        {
-            "a": a,
-            "b": b,
-            "leading": LEADING,
-            "correlation": correlation(found[a, "raw"], found[b, "raw"], leading=LEADING),
-        }
-        for a, b in g.pairs
-    ]
+    alike = []
+    for a, b in g.pairs:
+        how = correlation(found[a, "raw"], found[b, "raw"], leading=LEADING)
+        alike.append({"a": a, "b": b, "leading": LEADING, "correlation": how})
     tables = {
         "ranks": pd.DataFrame(ranks),
         "spectrum-correlations": pd.DataFrame(alike, columns=["a", "b", "leading", "correlation"]),
@@ -201,9 +196,8 @@ def frequency(g: Geometry) -> Finding:
         tables.append(pd.DataFrame({"matrix": name, "count": counts, "norm": lengths}))
         pearson, spearman = correlations(np.log10(counts[seen] + 1), lengths[seen])
         rows.append({"matrix": name, "tokens": int(seen.sum()), "pearson": pearson, "spearman": spearman})
-    return Finding(
-        {"frequency-correlations": pd.DataFrame(rows), "norm-frequency": pd.concat(tables, ignore_index=True)}
-    )
+    every = pd.concat(tables, ignore_index=True)
+    return Finding({"frequency-correlations": pd.DataFrame(rows), "norm-frequency": every})
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from io import BufferedIOBase, TextIOWrapper
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from exor import InputError
-from exor.pretrained import Watch, require, unwatched
+from exor.pretrained import Watch, unwatched
 from exor.pretrained.text_data_sets import open_data_set
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def count_text(
 
     Args:
         paths: of UTF-8 text, also compressed by gzip.
-        tokenizer: from :func:`exor.pretrained.tokenizers.tokenizer_of`.
+        tokenizer: such as :func:`exor.pretrained.tokenizing.tokenizer_of` gives.
         rows: of the embedding matrices.
         limit: tokens to read, at most.
         watch: told bytes of the files.
@@ -92,7 +92,7 @@ def count_dataset(
 
     Args:
         name: ``org/name[:config[:split]]`` of the Hub (split ``train`` by default), or a folder or file of data.
-        tokenizer: from :func:`exor.pretrained.tokenizers.tokenizer_of`.
+        tokenizer: such as :func:`exor.pretrained.tokenizing.tokenizer_of` gives.
         rows: of the embedding matrices.
         column: of text; ``text`` by default, else the only column of strings.
         limit: tokens to read, at most.
@@ -132,8 +132,8 @@ def _count(
         if reached := limit is not None and read >= limit:
             break
     if not read:
-        raise InputError(f"{source}: no text to count tokens in; {TEXTS}")
-    notes = [f"Tokens were counted in {source}: {read:,}{', the limit' if reached else ''}."]
+        raise InputError(f"{source}: no text to count tokens in; some is needed")
+    notes = [f"{source}: counting stopped at the limit of {read:,} tokens."] if reached else []
     if beyond := int(counts[rows:].sum()):
         notes.append(f"{source}: {beyond:,} of the tokens read have no row in the embedding matrices.")
     return Counts(counts[:rows], read, source, tuple(notes))
@@ -179,15 +179,10 @@ class _Files:
         """Their text in pieces, each of one file."""
         for path in self.paths:
             try:
-                with path.open("rb") as raw:
-                    packed = raw.peek(len(GZIP))[: len(GZIP)] == GZIP
-                    unpacked = gzip.open(raw) if packed else raw
-                    with TextIOWrapper(
-                        cast("BufferedIOBase", unpacked), encoding="utf-8-sig", errors="surrogateescape"
-                    ) as text:
-                        for piece in _cut(self._blocks(text, path)):
-                            yield piece
-                            self.watch(self.done + (raw.tell() if raw.seekable() else 0), self.total)
+                with path.open("rb") as raw, _text(raw) as text:
+                    for piece in _cut(self._blocks(text, path)):
+                        yield piece
+                        self.watch(self.done + (raw.tell() if raw.seekable() else 0), self.total)
                 self.done += _size(path)
             except (OSError, EOFError, zlib.error) as error:
                 what = "a folder" if path.is_dir() else f"cannot be read ({_line(error)})"
@@ -207,6 +202,13 @@ class _Files:
             first = False
             self.bad_bytes += bad
             yield block
+
+
+def _text(raw: BufferedReader) -> TextIOWrapper:
+    """A file as text; whether it is compressed, its first bytes say."""
+    packed = raw.peek(len(GZIP))[: len(GZIP)] == GZIP
+    unpacked = cast("BufferedReader", gzip.GzipFile(fileobj=raw)) if packed else raw
+    return TextIOWrapper(unpacked, encoding="utf-8-sig", errors="surrogateescape")
 
 
 def _cut(blocks: Iterable[str]) -> Iterator[str]:

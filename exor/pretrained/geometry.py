@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +58,7 @@ class Geometry:
         counts: np.ndarray | None = None,
         gains: Mapping[str, Tensor] | None = None,
         settings: Settings = Settings(),
-        store: Store = Store(None),
+        store: Store | None = None,
         device: torch.device | str | None = None,
         watch: Callable[[str], Watch] = lambda _: unwatched,
     ) -> None:
@@ -68,12 +69,12 @@ class Geometry:
             comparisons: source and target of each alignment.
             counts: how often each token occurs in some text, ``[tokens]``.
             gains: of the final norm behind an output matrix, ``[width]``, by its name.
-            store: where findings are kept.
+            store: where findings are kept, if anywhere.
             device: where to compute; where the matrices lie by default.
             watch: for the name of a long piece of work, whom to tell of its progress.
         """
         self.matrices, self.comparisons, self.counts = dict(matrices), list(comparisons), counts
-        self.settings, self.store, self.device, self.watch = settings, store, device, watch
+        self.settings, self.store, self.device, self.watch = settings, store or Store(None), device, watch
         self.gains = dict(gains or {})
         self._found: dict[str, Finding] = {}
         self._nearest: dict[str, Finding] = {}
@@ -87,7 +88,7 @@ class Geometry:
         """One of :attr:`analyses`, from the store if it has been made before."""
         if name not in self._found:
             analysis = ANALYSES[name]
-            made_from = {
+            made_from: dict[str, Any] = {
                 "matrices": self._digests,
                 "comparisons": self.comparisons,
                 "settings": {key: asdict(self.settings)[key] for key in analysis.settings},
@@ -123,10 +124,8 @@ class Geometry:
 
             def search() -> Finding:
                 found = nearest(self.matrices[name], most, device=self.device, watch=self.watch(f"neighbours, {name}"))
-                both = {RAW: found.raw, CENTRED: found.centred}
-                return Finding(
-                    {}, found.notes, {way: ids.int().numpy() for way, ids in both.items() if ids is not None}
-                )
+                ids = {RAW: found.raw, CENTRED: found.centred}
+                return Finding({}, found.notes, {way: i.int().numpy() for way, i in ids.items() if i is not None})
 
             self._nearest[name] = self.store.get("nearest", {"matrix": self._digests.get(name), "k": most}, search)
         return torch.from_numpy(self._nearest[name].arrays[rows])[:, :k].long()

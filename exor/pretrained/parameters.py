@@ -15,8 +15,8 @@ from exor import InputError
 from exor.pretrained import require
 
 ACCEPTED = "a config.json of a language model that the library transformers knows is accepted"
-NOT_COUNTED = ("torch_dtype", "dtype", "quantization_config", "attn_implementation", "auto_map")
-"""Fields that change how parameters are stored or used, not how many there are; some need packages or a GPU."""
+LEFT_OUT = ("model_type", "torch_dtype", "dtype", "quantization_config", "auto_map")
+"""Given otherwise, or about how parameters are stored, not how many there are."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,13 @@ def _model(config: Mapping[str, Any]) -> torch.nn.Module:
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         own = ", and its own code is not run" if config.get("auto_map") else ""
         raise InputError(f"config.json: model_type {kind!r} is unknown to transformers{own}; {ACCEPTED}")
-    rest = {
-        k: deepcopy(v) for k, v in config.items() if k not in ("model_type", *NOT_COUNTED) and not k.startswith("_")
-    }
+    rest = {key: deepcopy(value) for key, value in config.items() if key not in LEFT_OUT}
     try:
         with quiet():
             made = AutoConfig.for_model(kind, **rest)
             builder = _builder(made, config.get("architectures") or ())
             with torch.device("meta"):
+                # not the attention that the config asks for, which may need a package or a GPU
                 return builder.from_config(made, attn_implementation="eager", dtype=torch.float32)
     except InputError:
         raise

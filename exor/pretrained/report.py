@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from exor.page import Picture, Section, picture, write_page
 from exor.pretrained import pictures, sheets
+from exor.pretrained.alignment import LINEAR
 from exor.pretrained.analyses import arrow
 from exor.pretrained.sheets import Lookup, no_published
 from exor.pretrained.store import Finding
@@ -71,13 +72,8 @@ class Report:
         if "differences" not in self.findings:
             return ""
         t = self.findings["differences"].tables["differences"]
-        r = t[(t["kind"] == "linear") & (t["band"] == "all")].iloc[0]
-        s = (
-            self.findings["alignment"]
-            .tables["alignment"]
-            .query("kind == 'linear'")
-            .set_index(["source", "target"])["score"]
-        )
+        r = t[(t["kind"] == LINEAR) & (t["band"] == "all")].iloc[0]
+        s = _linear(self.findings["alignment"])["score"]
         which = "output" if r["low"] > 0 else "input" if r["high"] < 0 else "neither role"
         more = "more" if which == "neither role" else f"the untied {which} more"
         return (
@@ -95,7 +91,8 @@ class Report:
             return ""
         output, given = values[OUTPUT, TIED], values[INPUT, TIED]
         which = "output" if output > given else "input"
-        return f"Neighbours: it shares more of them with the untied {which}; output {number(output)}, input {number(given)}."
+        shares = f"output {number(output)}, input {number(given)}"
+        return f"Neighbours: it shares more of them with the untied {which}; {shares}."
 
     def _by_graphs(self) -> str:
         if "spectral" not in self.findings:
@@ -105,7 +102,8 @@ class Report:
             return ""
         output, given = values[OUTPUT, TIED], values[INPUT, TIED]
         which = "output" if output < given else "input"
-        return f"Neighbour graphs: its is closer to that of the untied {which}; distances {number(output)} and {number(given)}."
+        distances = f"output {number(output)}, input {number(given)}"
+        return f"Neighbour graphs: its own is closer to that of the untied {which}; distances {distances}."
 
 
 def write(report: Report, out: Path | str, *, command: str, date: str) -> list[Path]:
@@ -160,21 +158,17 @@ def sections(report: Report, out: Path) -> list[Section]:
 def figures_of(name: str, report: Report) -> list[tuple[str, str, Figure]]:
     """File name, title and figure of all that an analysis draws."""
     finding = report.findings[name]
-    tables, arrays = finding.tables, finding.arrays
+    tables = finding.tables
     if name == "alignment":
         return _alignment_figures(report)
     if name == "neighbours":
         t = tables["knn-overlap"]
-        raw = t["rows"] == "raw"
-        was = [
-            report.published("knn overlap", a, b, "") if r else None
-            for a, b, r in zip(t["a"], t["b"], raw, strict=True)
-        ]
-        return (
-            [("knn-overlap", "Common nearest neighbours", pictures.neighbour_bars(t.assign(published=was)))]
-            if len(t)
-            else []
-        )
+        if t.empty:
+            return []
+        pairs = zip(t["a"], t["b"], t["rows"], strict=True)
+        was = [report.published("knn overlap", a, b, "") if rows == "raw" else None for a, b, rows in pairs]
+        figure = pictures.neighbour_bars(t.assign(published=pd.Series(was, t.index, dtype=float)))
+        return [("knn-overlap", "Common nearest neighbours", figure)]
     if name == "spectra":
         return [("singular-values", "Singular values", pictures.spectra(_spectra(tables["singular-values"])))]
     if name == "frequency":
@@ -188,7 +182,7 @@ def _alignment_figures(report: Report) -> list[tuple[str, str, Figure]]:
     arrays = report.findings["alignment"].arrays
     shown = [(INPUT, TIED), (OUTPUT, TIED)] if f"linear, {arrow(INPUT, TIED)}" in arrays else [(INPUT, OUTPUT)]
     cosines = {arrow(*pair): arrays[f"linear, {arrow(*pair)}"] for pair in shown}
-    t = report.findings["alignment"].tables["alignment"].query("kind == 'linear'").set_index(["source", "target"])
+    t = _linear(report.findings["alignment"])
     chance = {arrow(*pair): float(t["chance"][pair]) for pair in shown}
     title = "Tokens by their cosine after linear alignment"
     found = [("alignment", title, pictures.alignment_histogram(cosines, title=report.name, chance=chance))]
@@ -197,6 +191,12 @@ def _alignment_figures(report: Report) -> list[tuple[str, str, Figure]]:
         if t["band"].nunique() > 1:
             found.append(("differences", "Output minus input, by frequency", pictures.differences(t)))
     return found
+
+
+def _linear(alignment: Finding) -> pd.DataFrame:
+    """Its linear maps, by source and target."""
+    t = alignment.tables["alignment"]
+    return t[t["kind"] == LINEAR].set_index(["source", "target"])
 
 
 def _spectra(table: pd.DataFrame) -> dict[str, np.ndarray]:

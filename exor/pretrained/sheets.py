@@ -13,7 +13,7 @@ from exor.pretrained.store import Finding
 from exor.sheets import Number, Sheet, count, number, share, with_interval
 
 Lookup = Callable[[str, str, str, str], float | None]
-"""The published value of a quantity, between two matrices (or of one and ""), of a kind (or ""); None if there is none."""
+"""Published value of a quantity between two matrices (or of one and ""), of a kind (or ""); None if there is none."""
 
 
 def no_published(quantity: str, a: str, b: str, kind: str) -> None:
@@ -46,7 +46,7 @@ def _alignment(tables: Mapping[str, pd.DataFrame], published: Lookup) -> list[Sh
         "Procrustes; both, and their scores, on matrices with the mean row removed. Interval: bootstrap over tokens, "
         f"{'the map fitted again to each sample' if refits else 'the map kept'}. Held out: fitted to one half of the "
         "tokens, scored on the other. Chance: the target's rows shuffled, the map fitted to that; expected: "
-        "√(width / tokens)."
+        "of Gaussian rows, √(width / tokens) if linear, 8/(3π) of that if orthogonal."
     )
     headings = ("source → target", "map", "score [95 %]", "published", "held out", "chance", "expected")
     return [Sheet("Alignment", note, headings, tuple(rows))]
@@ -102,7 +102,7 @@ def _spectral(tables: Mapping[str, pd.DataFrame], published: Lookup) -> list[She
 
 
 def _norms(tables: Mapping[str, pd.DataFrame], published: Lookup) -> list[Sheet]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for r in tables["norms"].to_dict("records"):
         was = published("frobenius norm", r["matrix"], "", "")
         values = [number(r[name]) for name in ("mean", "smallest", "median", "largest")]
@@ -110,7 +110,7 @@ def _norms(tables: Mapping[str, pd.DataFrame], published: Lookup) -> list[Sheet]
             (r["matrix"], r["rows"], number(r["frobenius"]), _maybe(was if r["rows"] == "raw" else None), *values)
         )
     headings = ("matrix", "rows", "Frobenius", "published", "mean row", "smallest", "median", "largest")
-    note = "Frobenius norm of the matrix, and norms of its rows; folded: the final norm's gain multiplied in."
+    note = "Frobenius norm of the matrix, and norms of its rows; norm folded in: the final norm's gain multiplied in."
     sheets = [Sheet("Norms", note, headings, tuple(rows))]
     rows = []
     for r in tables["norm-correlations"].to_dict("records"):
@@ -128,13 +128,13 @@ def _isotropy(tables: Mapping[str, pd.DataFrame], published: Lookup) -> list[She
         rows.append((r["matrix"], r["rows"], *values))
     note = (
         "Mean cosine of two different rows (0 if they point everywhere alike), and the least over the largest value of "
-        "the partition function along the principal directions (1 if isotropic; Mu & Viswanath 2018), and its logarithm."
+        "the partition function along principal directions (1 if isotropic; Mu & Viswanath 2018), and its logarithm."
     )
     return [Sheet("Isotropy", note, ("matrix", "rows", "mean cosine", "partition ratio", "log"), tuple(rows))]
 
 
 def _spectra(tables: Mapping[str, pd.DataFrame], published: Lookup) -> list[Sheet]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for r in tables["ranks"].to_dict("records"):
         was = published("largest singular value", r["matrix"], "", "") if r["rows"] == "raw" else None
         values = (number(r["largest"]), _maybe(was), count(int(r["rank"])), number(r["effective"]), number(r["stable"]))

@@ -35,7 +35,7 @@ class Spectrum:
 
 
 class Overlap(NamedTuple):
-    """Of two subspaces of as many dimensions: mean of the canonical correlations and of their squares, and by chance."""
+    """Of two subspaces of equal dimension: mean of the canonical correlations, of their squares, and both by chance."""
 
     canonical: float
     squared: float
@@ -116,9 +116,7 @@ def linear_cka(products: Products, a: str, b: str, *, shuffle: bool = False) -> 
 def _check_rank(products: Products, names: tuple[str, str], k: int) -> None:
     for name in names:
         if k > (rank := products.rank(name)):
-            raise InputError(
-                f"{name}: has rank {rank:,}, so no subspace of {k:,} dimensions; 1 to {rank:,} are accepted"
-            )
+            raise InputError(f"{name}: no subspace of {k:,} dimensions at rank {rank:,}; 1 to {rank:,} are accepted")
 
 
 def _overlap(correlations: Tensor, dimensions: int, k: int, seed: int) -> Overlap:

@@ -52,6 +52,7 @@ class Subject:
 
     Attributes:
         matrices: ``[tokens, width]`` by name.
+        gains: of the final norm behind an output matrix, ``[width]``, by its name, if it is not multiplied in yet.
         comparisons: those to make, source and target.
         tokens: their strings, where they are known.
         facts: of each model.
@@ -59,6 +60,7 @@ class Subject:
     """
 
     matrices: dict[str, Tensor]
+    gains: dict[str, Tensor]
     comparisons: tuple[tuple[str, str], ...]
     tokens: tuple[str | None, ...]
     facts: tuple[dict[str, Any], ...]
@@ -100,6 +102,7 @@ class Plan:
             InputError: unreadable; or a model of the pair is not what it is taken for.
         """
         matrices: dict[str, Tensor] = {}
+        gains: dict[str, Tensor] = {}
         facts, notes = [], list(self.notes)
         for model in self.models:
             found = model.checkpoint.read(watch=watch(f"reading {model.checkpoint.name}"))
@@ -111,9 +114,11 @@ class Plan:
             output = found.folded() if self.choice.fold_norm else found.output
             roles = {TIED: output} if found.tied else {INPUT: found.input, OUTPUT: output}
             matrices |= {name: _rows(matrix, model.rows) for name, matrix in roles.items()}
+            if found.norm_gain is not None and not self.choice.fold_norm:
+                gains[TIED if found.tied else OUTPUT] = found.norm_gain
             del found, output, roles
         comparisons = PUBLISHED if len(self.models) == 2 else ((INPUT, OUTPUT),) if INPUT in matrices else ()
-        return Subject(matrices, comparisons, self.tokens, tuple(facts), tuple(notes))
+        return Subject(matrices, gains, comparisons, self.tokens, tuple(facts), tuple(notes))
 
 
 def plan(checkpoints: dict[str, Checkpoint], choice: Choice = Choice(), seed: int = 0) -> Plan:
@@ -126,11 +131,11 @@ def plan(checkpoints: dict[str, Checkpoint], choice: Choice = Choice(), seed: in
     Raises:
         InputError: the two have no token in common.
     """
-    kept = {"padding": choice.published, "special": choice.special, "unused": choice.unused}
+    kept: dict[str, bool] = {"padding": choice.published, "special": choice.special, "unused": choice.unused}
     vocabularies = [read_vocabulary(checkpoint) for checkpoint in checkpoints.values()]
     notes: list[str] = []
     if len(vocabularies) == 2:
-        matched = match(*vocabularies, **kept, raw=choice.published)
+        matched = match(vocabularies[0], vocabularies[1], raw=choice.published, **kept)
         rows = [matched.rows_a, matched.rows_b]
         notes += [f"{len(matched.rows_a):,} tokens in common, {matched.how}.", *matched.notes]
     else:

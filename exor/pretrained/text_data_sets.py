@@ -106,7 +106,7 @@ def _explained(name: str, where: str, error: Exception) -> InputError:
         return InputError(f"{name}: gated; ask for access at {site}, then set HF_TOKEN or run `hf auth login`")
     if any_of(errors.RepositoryNotFoundError, errors.HFValidationError):
         return InputError(f"{name}: no such data set at {constants.ENDPOINT}, and nothing here; {ACCEPTED}")
-    if any_of(errors.OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE and not Path(where).exists():
+    if any_of(errors.OfflineModeIsEnabled) or (constants.HF_HUB_OFFLINE and not Path(where).exists()):
         return Unreachable(f"{name}: cannot be fetched, HF_HUB_OFFLINE is set; unset it, or name a folder or file here")
     network: type = errors.HfHubHTTPError.__bases__[0]
     if any_of(network, ConnectionError, TimeoutError):
