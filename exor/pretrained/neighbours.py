@@ -75,22 +75,19 @@ def nearest(
         raise InputError(f"k: {k} neighbours of {n:,} tokens; 1 to {n - 1:,} are accepted")
     rows = matrix.to(device or matrix.device, torch.float32, copy=True)
     lengths = rows.norm(dim=1)
-    found = {}
-    if centred:
-        mean = torch.stack([part.sum(0) for part in rows.split(64)]).sum(0) / n
-        short = (lengths > 0) & (lengths < mean.norm() / SMALL)
-        together = not short.any()
-        if not together:
-            found = _search(_Rows(rows, {RAW: _inverse(lengths)}), k, watch)
-        rows -= mean
-        inverse = {RAW: _inverse(lengths)} if together else {}
-        inverse[CENTRED] = _inverse(rows.norm(dim=1))
-        found |= _search(_Rows(rows, inverse, rows @ mean, mean @ mean), k, watch)
+    if not centred:
+        raw, without_mean = _search(_unit(rows), k, watch, None)[0], None
     else:
-        found = _search(_Rows(rows, {RAW: _inverse(lengths)}), k, watch)
+        mean = torch.stack([part.sum(0) for part in rows.split(64)]).sum(0) / n
+        if ((lengths > 0) & (lengths < mean.norm() / SMALL)).any():  # these would drown in the mean
+            raw = _search(_unit(rows.clone()), k, watch, None)[0]
+            without_mean = _search(_unit(rows.sub_(mean)), k, watch, None)[0]
+        else:
+            shift = _Shift.of(rows, mean, lengths)
+            without_mean, raw = _search(_unit(rows.sub_(mean)), k, watch, None, shift)
     zeros = int((lengths == 0).sum())
     notes = (f"{zeros:,} rows of zeros, whose cosines are taken for 0.",) if zeros else ()
-    return Neighbours(found[RAW], found.get(CENTRED), notes)
+    return Neighbours(raw, without_mean, notes)
 
 
 def overlap(a: Tensor, b: Tensor) -> Tensor:
@@ -107,93 +104,111 @@ def hubness(ids: Tensor) -> Hubness:
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Rows, and what makes cosines of their products.
+class _Shift:
+    """What makes cosines of rows as they are from those of centred ones: ``(x + m)·(y + m) = x·y + x·m + y·m + m·m``.
 
     Attributes:
-        rows: ``[tokens, width]``, as they are or with the mean removed.
-        inverse: one over the length of each, by way; 0 for a row of zeros.
-        along, mean: of centred rows, their products with the mean row, and that of the mean row with itself.
+        scale: length of the centred row over that of the row, 0 for a row of zeros.
+        inverse: one over the length of the row, 0 for a row of zeros.
+        along: ``x·m + m·m / 2`` over that length.
     """
 
-    rows: Tensor
-    inverse: dict[str, Tensor]
-    along: Tensor | None = None
-    mean: Tensor | None = None
+    scale: Tensor
+    inverse: Tensor
+    along: Tensor
 
-    def cosines(self, way: str, product: Tensor, a: slice | Tensor, b: slice) -> Tensor:
-        """``[rows a, rows b]``, from their products."""
-        x = self.inverse[way]
-        if way == RAW and self.along is not None and self.mean is not None:  # (x + m)·(y + m) = x·y + x·m + y·m + m·m
-            left = torch.stack([self.along[a] + self.mean, torch.ones_like(self.along[a])], dim=1)
-            right = torch.stack([torch.ones_like(self.along[b]), self.along[b]])
-            return torch.addmm(product, left, right).mul_(x[a, None]).mul_(x[b])
-        return (product * x[a, None]).mul_(x[b])
+    @classmethod
+    def of(cls, rows: Tensor, mean: Tensor, lengths: Tensor) -> _Shift:
+        """From rows as they are."""
+        inverse = torch.where(lengths > 0, 1 / lengths, 0)
+        centred = torch.cat([(part - mean).norm(dim=1) for part in rows.split(TILE)])
+        return cls(centred * inverse, inverse, (rows @ mean - mean @ mean / 2) * inverse)
+
+    def apply(self, cosines: Tensor, a: slice | Tensor, b: slice) -> Tensor:
+        """Change cosines ``[rows a, rows b]`` of centred rows in place."""
+        left = torch.stack([self.along[a], self.inverse[a]], dim=1)
+        right = torch.stack([self.inverse[b], self.along[b]])
+        return cosines.mul_(self.scale[a, None]).mul_(self.scale[b]).addmm_(left, right)
 
 
-def _inverse(lengths: Tensor) -> Tensor:
-    return torch.where(lengths > 0, 1 / lengths, 0)
+def _unit(rows: Tensor) -> Tensor:
+    """Rows divided by their length in place."""
+    lengths = rows.norm(dim=1, keepdim=True)
+    return rows.mul_(torch.where(lengths > 0, 1 / lengths, 0))
 
 
-def _search(held: _Rows, k: int, watch: Watch) -> dict[str, Tensor]:
-    """``[tokens, k]`` ids on the CPU, for every way there is."""
-    n, device = len(held.rows), held.rows.device
-    kept = min(k + SPARE, n - 1)
-    best = {way: torch.full((n, kept), -torch.inf, device=device) for way in held.inverse}
-    ids = {way: torch.zeros(n, kept, dtype=torch.int64, device=device) for way in held.inverse}
+class _Best:
+    """The largest cosines of every row so far, and whose they are."""
+
+    def __init__(self, n: int, k: int, device: torch.device) -> None:
+        self.values = torch.full((n, k), -torch.inf, device=device)
+        self.ids = torch.zeros(n, k, dtype=torch.int64, device=device)
+
+    def take(self, cosines: Tensor, i: int, j: int) -> None:
+        """Look at those of rows that begin at i to rows that begin at j; of both, if they are others."""
+        for dim, rows, columns in ((1, i, j), (0, j, i)) if i != j else ((1, i, j),):
+            here = slice(rows, rows + cosines.shape[1 - dim])
+            k = self.values.shape[1]
+            values, ids = _largest(cosines, min(k, cosines.shape[dim]), dim)
+            self.values[here], places = torch.cat([self.values[here], values], dim=1).topk(k, dim=1)
+            self.ids[here] = torch.cat([self.ids[here], ids + columns], dim=1).gather(1, places)
+
+
+def _search(rows: Tensor, k: int, watch: Watch, *shifts: _Shift | None) -> list[Tensor]:
+    """``[tokens, k]`` ids of the nearest neighbours of unit rows, after each of some shifts (None first)."""
+    n, kept = len(rows), min(k + SPARE, len(rows) - 1)
+    best = [_Best(n, kept, rows.device) for _ in shifts]
     done, total = 0, n * (n + 1) // 2
+    buffer = rows.new_empty(TILE * TILE)  # fresh memory for every product would cost more than the search
     with full_precision():
         for i in range(0, n, TILE):
             for j in range(i, n, TILE):
                 a, b = slice(i, i + TILE), slice(j, j + TILE)
-                product = held.rows[a] @ held.rows[b].T
-                for way in held.inverse:
-                    cosines = held.cosines(way, product, a, b)
+                shape = len(rows[a]), len(rows[b])
+                cosines = torch.mm(rows[a], rows[b].T, out=buffer[: shape[0] * shape[1]].view(shape))
+                for held, shift in zip(best, shifts, strict=True):
+                    if shift:
+                        shift.apply(cosines, a, b)
                     if i == j:
                         cosines.fill_diagonal_(-torch.inf)
-                    _merge(best[way], ids[way], cosines, i, j)
-                    if i != j:
-                        _merge(best[way], ids[way], cosines.T, j, i)
-                done += product.numel() if i != j else len(product) * (len(product) + 1) // 2
+                    held.take(cosines, i, j)
+                done += cosines.numel() if i != j else len(cosines) * (len(cosines) + 1) // 2
                 watch(done, total)
-        return {way: _settle(held, way, best[way], ids[way], k).cpu() for way in held.inverse}
+        return [_settle(rows, held, k, shift).cpu() for held, shift in zip(best, shifts, strict=True)]
 
 
-def _merge(best: Tensor, ids: Tensor, cosines: Tensor, i: int, j: int) -> None:
-    """Take the largest cosines of rows that begin at i to columns that begin at j among the best so far."""
-    rows = slice(i, i + len(cosines))
-    values, columns = _largest(cosines, min(best.shape[1], cosines.shape[1]))
-    best[rows], places = torch.cat([best[rows], values], dim=1).topk(best.shape[1], dim=1)
-    ids[rows] = torch.cat([ids[rows], columns + j], dim=1).gather(1, places)
-
-
-def _largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """As ``values.topk(k)``, faster: the k largest lie in the k groups whose largest are the largest."""
-    groups = values.shape[1] // GROUP
+def _largest(values: Tensor, k: int, dim: int) -> tuple[Tensor, Tensor]:
+    """As ``values.topk(k, dim)``, rows first; faster, as the k largest lie in the k groups with the largest maxima."""
+    length = values.shape[dim]
+    groups = length // GROUP
+    across = values if dim else values.T
     if groups < 2 * k:
-        return values.topk(k, dim=1)
+        return across.topk(k, dim=1)
     even = groups * GROUP
-    some = values[:, :even].unflatten(1, (GROUP, groups)).amax(dim=1).topk(k, dim=1, sorted=False).indices
+    maxima = values.narrow(dim, 0, even).unflatten(dim, (GROUP, groups)).amax(dim)
+    some = (maxima if dim else maxima.T).topk(k, dim=1, sorted=False).indices
     places = (some[:, None] + groups * torch.arange(GROUP, device=values.device)[:, None]).flatten(1)
-    rest = torch.arange(even, values.shape[1], device=values.device).expand(len(values), -1)
+    rest = torch.arange(even, length, device=values.device).expand(len(some), -1)
     places = torch.cat([places, rest], dim=1)
-    found, where = values.gather(1, places).topk(k, dim=1, sorted=False)
+    found, where = across.gather(1, places).topk(k, dim=1, sorted=False)
     return found, places.gather(1, where)
 
 
-def _settle(held: _Rows, way: str, best: Tensor, ids: Tensor, k: int) -> Tensor:
+def _settle(rows: Tensor, best: _Best, k: int, shift: _Shift | None = None) -> Tensor:
     """``[tokens, k]`` ids, ties in the order of ids; rows whose ties go on beyond the candidates are searched again."""
-    n, kept = ids.shape
-    tie = _ties(best)
-    found = _in_order(tie, ids)[:, :k].clone()
+    n, kept = best.ids.shape
+    tie = _ties(best.values)
+    found = _in_order(tie, best.ids)[:, :k].clone()
     again = (tie[:, k - 1] == tie[:, -1]).nonzero()[:, 0]
     if kept == n - 1 or not len(again):
         return found
-    for rows in again.split(max(TILE * TILE // (4 * n), 1)):
-        cosines = held.cosines(way, held.rows[rows] @ held.rows.T, rows, slice(None))
-        cosines[torch.arange(len(rows)), rows] = -torch.inf
+    for some in again.split(max(TILE * TILE // (4 * n), 1)):
+        cosines = rows[some] @ rows.T
+        if shift:
+            shift.apply(cosines, some, slice(None))
+        cosines[torch.arange(len(some)), some] = -torch.inf
         values, order = cosines.sort(dim=1, descending=True)
-        found[rows] = _in_order(_ties(values), order)[:, :k]
+        found[some] = _in_order(_ties(values), order)[:, :k]
     return found
 
 
