@@ -5,30 +5,25 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
-from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
-from PIL import Image  # matplotlib writes its own with it
 
 from exor import InputError, claims, comparisons, figures, planes, results, sheets
 from exor.effects import compare, differences, effects
 from exor.gather import Experiment, Gathered
 from exor.misses import Found, of_experiment
-from exor.runs import RunFolder, versions, write_file
+from exor.page import Link, Picture, link, picture, render
+from exor.page import csv as as_csv
+from exor.runs import RunFolder, write_file
 from exor.sheets import AGREES, Number, Sheet, number
 from exor.theory import outcome_table, theory
 
@@ -137,13 +132,11 @@ def write(
     out = Path(out)
     written, sections = [], []
     for analysis, folder in zip(analyses, folder_names(analyses), strict=True):
-        pictures, missing = _pictures(analysis)
+        drawn, missing = _pictures(analysis)
         shown = []
-        for stem, title, figure in pictures:
-            png, pdf = figures.save(figure, out / folder / stem)
-            written += [png, pdf]
-            image = base64.b64encode(_small(png.read_bytes())).decode()
-            shown.append({"stem": stem, "title": title, "png": image, "pdf": _link(pdf, out)})
+        for stem, title, figure in drawn:
+            shown.append(picture(figure, out / folder, stem, title, out))
+            written += [out / folder / f"{stem}.{ending}" for ending in ("png", "pdf")]
         sections.append(_section(analysis, folder, shown, missing, reference, out))
     page = _page(sections, analyses, gathered, command, date, out)
     for name, text in (
@@ -169,8 +162,7 @@ def folder_names(analyses: Sequence[Analysis]) -> list[str]:
 def csv(analyses: Sequence[Analysis]) -> str:
     """``effects.csv``: the effects of all experiments, a row each.
 
-    Columns: experiment, runs (its folder), and those of :func:`exor.effects.effects`. A text that a spreadsheet would
-    take for a formula, because it begins with ``=``, ``+``, ``-`` or ``@``, has an apostrophe before it.
+    Columns: experiment, runs (its folder), and those of :func:`exor.effects.effects`.
     """
     frames = []
     for analysis in analyses:
@@ -181,10 +173,7 @@ def csv(analyses: Sequence[Analysis]) -> str:
             frames.append(frame)
     if not frames:
         return "experiment,runs\n"
-    table = pd.concat(frames, ignore_index=True)
-    words = table.select_dtypes(exclude=["number", "bool"]).columns
-    table[words] = table[words].map(lambda v: f"'{v}" if isinstance(v, str) and v[:1] in "=+-@\t\r" and v else v)
-    return table.to_csv(index=False, lineterminator="\n")
+    return as_csv(pd.concat(frames, ignore_index=True))
 
 
 def roots(experiment: Experiment) -> list[Path]:
@@ -297,41 +286,17 @@ def _plane(experiment: Experiment) -> Figure:
     return planes.embedding_plane(tracks, experiment.config.language.vocabulary)
 
 
-def _small(png: bytes) -> bytes:
-    """The same picture in 256 colours, which these figures do not exceed by much."""
-    buffer = io.BytesIO()
-    image = Image.open(io.BytesIO(png)).convert("RGB")
-    image.quantize(256, dither=Image.Dither.NONE).save(buffer, "png", optimize=True)
-    return buffer.getvalue()
-
-
 # --- the page ---------------------------------------------------------------------------------------------------
 
 
-class Link(str):
-    """A text that leads somewhere."""
-
-    href: str
-
-    def __new__(cls, text: str, href: str) -> Link:
-        self = super().__new__(cls, text)
-        self.href = href
-        return self
-
-
-def _link(path: Path, out: Path) -> Link:
-    """To a file or a folder, as seen from the page."""
-    return Link(str(path), quote(os.path.relpath(path.absolute(), out.absolute())))
-
-
 def _run(folder: RunFolder, text: str, out: Path) -> Link:
-    return Link(text, _link(folder.path, out).href + "/")
+    return Link(text, link(folder.path, out).href + "/")
 
 
 def _section(
     analysis: Analysis,
     folder: str,
-    pictures: list[dict[str, Any]],
+    pictures: list[Picture],
     missing: list[str],
     reference: pd.DataFrame | None,
     out: Path,
@@ -344,7 +309,7 @@ def _section(
         "id": folder,
         "name": e.name,
         "config": e.config,
-        "roots": [_link(path, out) for path in roots(e)],
+        "roots": [link(path, out) for path in roots(e)],
         "runs": runs,
         "notes": [*analysis.notes, *missing],
         "effects": table,
@@ -398,17 +363,18 @@ def _page(
     out: Path,
 ) -> str:
     """``report.html``."""
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    text = resources.files("exor").joinpath("report.html.jinja").read_text(encoding="utf-8")
-    return environment.from_string(text).render(
+    return render(
+        "report.html.jinja",
+        heading="What tying changed",
+        name=str(gathered.root),
         sections=sections,
+        command=command,
+        date=date,
+        closing="Links to runs are relative to this page.",
         overview=overview(analyses),
         published=published(analyses),
         settings=sheets.of_settings([a.experiment for a in analyses]),
         runs=sum(len(a.experiment.folders) for a in analyses),
-        left_out=[(run, _link(run.folder.path, out)) for run in gathered.left_out],
-        command=command,
-        date=date,
-        versions=versions(),
+        left_out=[(run, link(run.folder.path, out)) for run in gathered.left_out],
         root=str(gathered.root),
     )

@@ -36,7 +36,13 @@ Analysis = Literal[
     "parameters",
 ]
 
-app = App(name="python -m experiments.pairs", help=__doc__, help_format="markdown", version_flags=[])
+app = App(
+    name="python -m experiments.pairs",
+    help=__doc__,
+    help_format="markdown",
+    version_flags=[],
+    default_parameter=Parameter(show_default=False, negative_iterable=""),
+)
 
 
 @app.default
@@ -52,7 +58,6 @@ def pairs(
         Parameter(
             group=MODELS,
             consume_multiple=True,
-            negative_iterable="",
             help="Checkpoints of one model, in any order: models, org/name@step* for all revisions of that pattern, or "
             "JSON files of published curves.",
         ),
@@ -70,7 +75,7 @@ def pairs(
     ] = False,
     drop: Annotated[
         tuple[Literal["special", "unused"], ...],
-        Parameter(group=TOKENS, consume_multiple=True, negative_iterable="", help="Tokens to leave out."),
+        Parameter(group=TOKENS, consume_multiple=True, help="Tokens to leave out."),
     ] = (),
     limit_tokens: Annotated[
         int | None, Parameter(group=TOKENS, converter=whole, help="At most so many tokens, a fixed random sample.")
@@ -84,7 +89,6 @@ def pairs(
         Parameter(
             group=TOKENS,
             consume_multiple=True,
-            negative_iterable="",
             help="Text files to count tokens in: for differences by frequency, and norm and frequency.",
         ),
     ] = (),
@@ -94,11 +98,11 @@ def pairs(
     ] = None,
     column: Annotated[str | None, Parameter(group=TOKENS, help="The data set's column of text.")] = None,
     count_limit: Annotated[
-        int, Parameter(group=TOKENS, converter=whole, help="Tokens of text to count, at most.")
+        int, Parameter(group=TOKENS, converter=whole, help="Tokens of text to count, at most; 100 million by default.")
     ] = 100_000_000,
     analyses: Annotated[
         tuple[Analysis, ...],
-        Parameter(group=WHAT, consume_multiple=True, negative_iterable="", help="Only these; all by default."),
+        Parameter(group=WHAT, consume_multiple=True, help="Only these; all by default."),
     ] = (),
     refits: Annotated[
         int,
@@ -109,9 +113,11 @@ def pairs(
         ),
     ] = 0,
     seed: Annotated[int, Parameter(group=WHAT, converter=whole, help="Of halves, shuffles and samples.")] = 0,
-    device: Annotated[str, Parameter(group=WHERE, help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    device: Annotated[
+        str, Parameter(group=WHERE, help="cpu, cuda, cuda:1, mps; by default the best there is.")
+    ] = "auto",
     out: Annotated[
-        Path | None, Parameter(group=WHERE, help="Where the files go. [default: report/pairs/<name>]")
+        Path | None, Parameter(group=WHERE, help="Where the files go; report/pairs/NAME by default.")
     ] = None,
     fresh: Annotated[bool, Parameter(group=WHERE, negative="", help="Compute again what is known.")] = False,
     dry_run: Annotated[

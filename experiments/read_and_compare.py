@@ -15,6 +15,7 @@ from rich.console import Console
 from exor import InputError
 from exor.pretrained import Watch, costs, report, require
 from exor.pretrained import evolution as evolutions
+from exor.pretrained.checkpoints import Checkpoint
 from exor.pretrained.frequencies import count_dataset, count_text
 from exor.pretrained.geometry import Geometry, Settings
 from exor.pretrained.pairs import PAIRS, Pair
@@ -144,9 +145,15 @@ def compare(
             say.print(f"{name}: {done}", markup=False)
     if not analyses or "parameters" in analyses:
         findings |= parameters_of(planned, subject, strict=bool(analyses))
-    name = preset.name if preset else " and ".join(checkpoint.name for checkpoint in checkpoints.values())
+    name = preset.name if preset else " and ".join(map(short, checkpoints.values()))
     published = preset.value if preset else report.no_published
     return finish(report.Report(name, findings, subject.facts, [*subject.notes, *notes], published), where)
+
+
+def short(checkpoint: Checkpoint) -> str:
+    """The name of a model in titles and in the name of its report's folder."""
+    path = Path(checkpoint.name).expanduser()
+    return checkpoint.name if checkpoint.commit or not path.exists() else path.absolute().name
 
 
 def wanted(geometry: Geometry, analyses: Sequence[str]) -> list[str]:
@@ -225,4 +232,4 @@ def follow(sources: Sequence[str], where: Where, *, choice: Choice, keys: dict[s
         table = evolutions.evolution(((step, matrices(name)) for step, name in in_order), rows=rows, device=device)
     finding = Finding({"evolution": table}, tuple(notes))
     curve = published[0] if published else None
-    return finish(report.Report(first.name.split("@")[0], {"evolution": finding}, curves=curve), where)
+    return finish(report.Report(short(first).split("@")[0], {"evolution": finding}, curves=curve), where)

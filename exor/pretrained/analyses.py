@@ -101,7 +101,9 @@ def neighbours(g: Geometry) -> Finding:
         for rows, way in WAYS.items():
             hubs.append({"matrix": name, "rows": rows, "k": k, **hubness(g.nearest(name, way, k))._asdict()})
         notes += [f"{name}: {note}" for note in g.notes_of_search(name)]
-    return Finding({"knn-overlap": pd.DataFrame(shared), "hubness": pd.DataFrame(hubs)}, tuple(notes))
+    columns = ["a", "b", "rows", "k", "overlap", "low", "high", "chance", "tokens"]
+    tables = {"knn-overlap": pd.DataFrame(shared, columns=columns), "hubness": pd.DataFrame(hubs)}
+    return Finding(tables, tuple(notes))
 
 
 def spectral(g: Geometry) -> Finding:

@@ -120,7 +120,8 @@ class Geometry:
     def nearest(self, name: str, rows: str, k: int) -> Tensor:
         """``[tokens, k]`` ids of the nearest neighbours of every token, of ``raw`` or ``centred`` rows."""
         if name not in self._nearest:
-            most = min(max(self.settings.k, self.settings.graph), self.tokens - 1)
+            graph = self.settings.graph if self.comparisons else 0
+            most = min(max(self.settings.k, graph), self.tokens - 1)
 
             def search() -> Finding:
                 found = nearest(self.matrices[name], most, device=self.device, watch=self.watch(f"neighbours, {name}"))

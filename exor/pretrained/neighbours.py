@@ -18,6 +18,7 @@ TIE = 1e-6  # cosines closer than this are equal, and the lower id comes first
 SPARE = 8  # candidates beyond those asked for, to see where a tie ends
 TILE = 4096  # tokens whose cosines to as many others are looked at together
 GROUP = 16  # cosines of which at first only the largest is looked at
+TINY = torch.finfo(torch.float32).tiny
 SMALL = 8  # rows shorter than the mean row by this factor cancel in a product of centred rows
 RAW, CENTRED = "raw", "centred"
 
@@ -67,25 +68,31 @@ def nearest(
         watch: told of pairs of tokens.
 
     Raises:
-        InputError: k is out of range, or the matrix is none.
+        InputError: k is out of range, or the matrix is none, or holds numbers that are not finite.
     """
     check_matrix("matrix", matrix)
     n = len(matrix)
     if not 1 <= k < n:
         raise InputError(f"k: {k} neighbours of {n:,} tokens; 1 to {n - 1:,} are accepted")
     rows = matrix.to(device or matrix.device, torch.float32, copy=True)
+    largest = torch.linalg.vector_norm(rows, torch.inf, dim=1)
+    if not largest.isfinite().all():
+        row = int((~largest.isfinite()).nonzero()[0])
+        raise InputError(f"matrix: row {row} holds numbers that are not finite; only finite ones are accepted")
+    rows.div_(largest.max().clamp(min=TINY))  # so that no square is too large or too small for float32
     lengths = rows.norm(dim=1)
     if not centred:
         raw, without_mean = _search(_unit(rows), k, watch, None)[0], None
     else:
-        mean = torch.stack([part.sum(0) for part in rows.split(64)]).sum(0) / n
-        if ((lengths > 0) & (lengths < mean.norm() / SMALL)).any():  # these would drown in the mean
+        mean = rows.mean(dim=0)
+        if ((largest > 0) & (lengths <= mean.norm() / SMALL)).any():  # these would drown in the mean
             raw = _search(_unit(rows.clone()), k, watch, None)[0]
             without_mean = _search(_unit(rows.sub_(mean)), k, watch, None)[0]
         else:
-            shift = _Shift.of(rows, mean, lengths)
+            with full_precision():
+                shift = _Shift.of(rows, mean, lengths)
             without_mean, raw = _search(_unit(rows.sub_(mean)), k, watch, None, shift)
-    zeros = int((lengths == 0).sum())
+    zeros = int((largest == 0).sum())
     notes = (f"{zeros:,} rows of zeros, whose cosines are taken for 0.",) if zeros else ()
     return Neighbours(raw, without_mean, notes)
 
@@ -133,6 +140,8 @@ class _Shift:
 
 def _unit(rows: Tensor) -> Tensor:
     """Rows divided by their length in place."""
+    largest = torch.linalg.vector_norm(rows, torch.inf, dim=1, keepdim=True)
+    rows.div_(torch.where(largest > 0, largest, 1))  # as the squares of small numbers are 0 in float32
     lengths = rows.norm(dim=1, keepdim=True)
     return rows.mul_(torch.where(lengths > 0, 1 / lengths, 0))
 

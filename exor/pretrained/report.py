@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from exor.page import Picture, Section, picture, write_page
+from exor.page import Picture, Section, csv, picture, render
 from exor.pretrained import pictures, sheets
 from exor.pretrained.alignment import LINEAR
 from exor.pretrained.analyses import arrow
@@ -121,20 +121,28 @@ def write(report: Report, out: Path | str, *, command: str, date: str) -> list[P
     for finding in report.findings.values():
         for name, table in finding.tables.items():
             written.append(out / f"{name}.csv")
-            write_file(written[-1], table.to_csv(index=False, lineterminator="\n"))
+            write_file(written[-1], csv(table))
     shown = sections(report, out)
     write_file(out / "results.json", json_text(results(report, command, date)))
-    about = f"{len(report.facts)} models" if len(report.facts) > 1 else report.name
-    write_page(
-        out / "report.html",
-        title=f"Embeddings: {report.name}",
-        about=about,
+    page = render(
+        "sections.html.jinja",
+        heading="Embeddings",
+        name=report.name,
+        about=about(report),
         sections=shown,
         command=command,
         date=date,
-        versions=versions(),
     )
+    write_file(out / "report.html", page)
     return [out / "report.html", out / "results.json", *written]
+
+
+def about(report: Report) -> str:
+    """What the page is on, a sentence."""
+    if len(report.facts) == 2:
+        tied, untied = (fact["model"] for fact in report.facts)
+        return f"{report.name}: {tied}, which is tied, and {untied}, which is not."
+    return f"{report.name}."
 
 
 def sections(report: Report, out: Path) -> list[Section]:
@@ -142,7 +150,7 @@ def sections(report: Report, out: Path) -> list[Section]:
     told = report.sheets
     found = []
     if report.facts:
-        found.append(Section("Models", tuple(report.notes), (*report.answer, sheets.of_facts(report.facts))))
+        found.append(Section("models", "Models", (*report.answer, sheets.of_facts(report.facts)), tuple(report.notes)))
     for name, title in TITLES.items():
         if name not in report.findings:
             continue
@@ -151,7 +159,7 @@ def sections(report: Report, out: Path) -> list[Section]:
         )
         for stem, heading, figure in figures_of(name, report):
             parts.append(picture(figure, out, stem, heading, out))
-        found.append(Section(title, report.findings[name].notes, tuple(parts)))
+        found.append(Section(name, title, tuple(parts), report.findings[name].notes))
     return found
 
 
