@@ -3,7 +3,7 @@
 Both sides get the same number of threads, first one (pinned to one core), then, for the small transformer, all, and
 every figure comes from a process of its own. The lab's includes drawing, the optimiser, exact evaluation at its default
 cadence, logging to disk and TensorBoard, checkpoints and Lightning, from the first step to the last file written;
-setting up is reported beside it.
+setting up is reported beside it. Then how fast real models are compared, against the code that anyone would write.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -64,10 +64,13 @@ def benchmark(
             help="Small models and a tenth of the steps: rougher figures, without the time that compiling takes.",
         ),
     ] = False,
+    only: Annotated[
+        Literal["training", "geometry"] | None, Parameter(help="One of both parts; geometry is that of real models.")
+    ] = None,
     output: Annotated[Path, Parameter(name="--json", help="Where the figures go.")] = Path("benchmark.json"),
     measure: Annotated[str | None, Parameter(show=False)] = None,
 ) -> int:
-    """Time both sides, print a table, write the figures."""
+    """Time both sides, print tables, write the figures."""
     if measure:
         print(json.dumps(_measure(**json.loads(measure))))
         return 0
@@ -76,6 +79,23 @@ def benchmark(
     terminal = Console(highlight=False)
     console = terminal if terminal.is_terminal else Console(highlight=False, width=100)
     share = 0.1 if quick else 1.0
+    figures: dict[str, list[dict[str, Any]]] = {}
+    if only != "geometry":
+        figures |= _training(quick, share, console)
+    if only != "training":
+        from experiments import geometry_benchmark
+
+        figures["geometry"] = geometry_benchmark.geometry(share)
+        console.print(geometry_benchmark.table(figures["geometry"]))
+    from exor.runs import write_file
+
+    write_file(output, json.dumps(figures, indent=2) + "\n")
+    console.print(f"Written: {output}")
+    return 0
+
+
+def _training(quick: bool, share: float, console: Console) -> dict[str, list[dict[str, Any]]]:
+    """Seed-steps a second of the lab and of the plain loop, by ``cpu`` and ``gpu``."""
     with tempfile.TemporaryDirectory() as folder:
         cache = None if quick else Path(folder) / "programs"  # an empty one, to see how long compiling takes
         results = []
@@ -99,11 +119,7 @@ def benchmark(
     console.print(_breakdown(results))
     for row in gpu:
         console.print(f"GPU, {row['seeds']:,} seeds: {row['rate']:,.0f} seed-steps/s, {row['memory']:,.0f} MB")
-    from exor.runs import write_file
-
-    write_file(output, json.dumps({"cpu": results, "gpu": gpu}, indent=2) + "\n")
-    console.print(f"Written: {output}")
-    return 0
+    return {"cpu": results, "gpu": gpu}
 
 
 def _row(case: Case, threads: int, ours: dict[str, float], plain: list[float], cold: float | None) -> dict[str, Any]:

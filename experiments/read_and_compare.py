@@ -191,8 +191,8 @@ def finish(told: report.Report, where: Where) -> int:
     for line in (*told.notes, *(note for finding in told.findings.values() for note in finding.notes), *told.answer):
         say.print(line, markup=False)
     folder = where.folder(told.name)
-    written = report.write(told, folder, command=where.command, date=datetime.date.today().isoformat())
-    say.print(f"Written: {written[0]}, and {len(written) - 1} more files in {folder}", soft_wrap=True, markup=False)
+    page, *_ = report.write(told, folder, command=where.command, date=datetime.date.today().isoformat())
+    say.print(f"Written: {page}, and tables and figures beside it", soft_wrap=True, markup=False)
     return 0
 
 

@@ -14,7 +14,11 @@ def test_benchmark_writes_figures(tmp_path):
     command = [sys.executable, "-m", "experiments.benchmark", "--quick", "--json", str(path)]
     text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "Where the lab's time goes" in text
-    rows = json.loads(path.read_text())["cpu"]
+    figures = json.loads(path.read_text())
+    for row in figures["geometry"]:
+        assert row["largest_difference"] < 1e-4 and row.get("of_these_no_tie", 0) == 0
+        assert row["ratio"] == pytest.approx(row["obvious_seconds"] / row["seconds"])
+    rows = figures["cpu"]
     assert {(row["model"], row["size"], row["seeds"]) for row in rows if row["threads"] == 1} == {
         *(("transformer", "small", seeds) for seeds in (1, 10, 100)),
         *((model, "small", 10) for model in ("lstm", "mixer")),

@@ -120,6 +120,8 @@ def write(report: Report, out: Path | str, *, command: str, date: str) -> list[P
     written = []
     for finding in report.findings.values():
         for name, table in finding.tables.items():
+            if table.empty:
+                continue
             written.append(out / f"{name}.csv")
             write_file(written[-1], csv(table))
     shown = sections(report, out)

@@ -14,6 +14,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
 from exor.runs import write_file
@@ -77,7 +78,7 @@ def digest(tensor: Tensor) -> str:
     """A fingerprint of a matrix, over its shape and every one of its bits."""
     hashed = hashlib.blake2b(repr((tuple(tensor.shape), str(tensor.dtype))).encode(), digest_size=16)
     for block in tensor.contiguous().split(4096):
-        hashed.update(memoryview(block.numpy()).cast("B"))
+        hashed.update(block.view(torch.uint8).numpy())  # NumPy has no bfloat16
     return hashed.hexdigest()
 
 
