@@ -72,11 +72,12 @@ def test_too_little_memory(monkeypatch):
     for free in (needed, None):  # None: nobody knows
         monkeypatch.setattr(costs, "available", lambda free=free: free)
         costs.require_memory(plan, CPU)
-    monkeypatch.setattr(costs, "available", lambda: needed - 1)
+    monkeypatch.setattr(costs, "available", lambda: needed // 2)
     with pytest.raises(InputError, match="org/tied and org/untied: about .* GB of memory needed") as told:
         costs.require_memory(plan, CPU)
     size = f"{needed / 1e9:.2f} GB"
-    assert size in str(told.value) and "--limit-tokens" in str(told.value) and "\n" not in str(told.value)
+    assert size in str(told.value) and f"{needed // 2 / 1e9:.2f} GB are free" in str(told.value)
+    assert "--limit-tokens" in str(told.value) and "\n" not in str(told.value)
 
 
 def test_the_sheet(monkeypatch):

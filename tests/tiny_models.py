@@ -7,10 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
 from torch import Tensor
+
+from exor import InputError
+from exor.pretrained.checkpoints import open_checkpoint
 
 VOCABULARY, WIDTH = 60, 32
 SIZES = {
@@ -124,3 +128,47 @@ def shard(folder: Path) -> list[str]:
         save_file({name: tensor}, folder / index[name])
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     return [index[name] for name in index if re.search("embed|head", name)]
+
+
+# --- a model of three tensors, and how it is compared ----------------------------------------------------------
+
+LLAMA = {"model_type": "llama", "hidden_size": WIDTH, "vocab_size": VOCABULARY}
+
+
+def random(seed=0, rows=VOCABULARY, width=WIDTH):
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+def untied():
+    return {
+        "model.embed_tokens.weight": random(1),
+        "model.layers.0.mlp.up_proj.weight": random(2),
+        "model.norm.weight": random(3, 1)[0],
+        "lm_head.weight": random(4),
+    }
+
+
+def tied():
+    return {k: v for k, v in untied().items() if k != "lm_head.weight"}
+
+
+def same(path, expected, **keys):
+    """Read it, and compare with the tensors saved under the names of Llama."""
+    checkpoint = open_checkpoint(path, **keys)
+    found = checkpoint.read()
+    assert checkpoint.bytes_to_fetch == 0
+    assert (checkpoint.rows, checkpoint.width) == found.input.shape == (VOCABULARY, WIDTH)
+    assert torch.equal(found.input, expected["model.embed_tokens.weight"])
+    assert found.tied == ("lm_head.weight" not in expected) == (found.output is found.input)
+    assert torch.equal(found.output, expected.get("lm_head.weight", found.input))
+    assert torch.equal(found.norm_gain, expected["model.norm.weight"])
+    return found
+
+
+def refused(path, *words, **keys):
+    """One line that holds these words."""
+    with pytest.raises(InputError) as caught:
+        open_checkpoint(path, **keys).read()
+    message = str(caught.value)
+    assert "\n" not in message and all(word in message for word in words), message
+    return message

@@ -102,7 +102,7 @@ def require_memory(plan: Plan, device: torch.device) -> None:
     if device.type == "cuda":
         places.append((f"memory of {device}", device_memory(plan), torch.cuda.mem_get_info(device)[0]))
     for where, needed, free in places:
-        if free is not None and needed >= free:
+        if free is not None and needed > free:
             names = " and ".join(model.checkpoint.name for model in plan.models)
             raise InputError(
                 f"{names}: about {_size(needed)} of {where} needed, {_size(free)} are free; --limit-tokens needs less"

@@ -46,7 +46,7 @@ def alignment_histogram(
     low, high = every.min(), every.max()
     if high - low < 1e-3:  # all equal
         low, high = low - 0.05, high + 0.05
-    edges = np.linspace(low, high, BINS + 1)
+    edges = np.linspace(low, high, BINS + 1).tolist()
     with style():
         figure, (ax,) = grid(1, height=3.0)
         for name, c in values.items():
@@ -299,8 +299,8 @@ def _curve(ax: Axes, rows: pd.DataFrame, column: str, unit: int, matrix: str) ->
     look = MATRICES.get(ROLES.get(matrix, matrix), ALONE)
     x = rows["step"].to_numpy(float) / unit
     if f"{column}_low" in rows:
-        ends = (rows[f"{column}_{end}"].to_numpy(float) for end in ("low", "high"))
-        ax.fill_between(x, *ends, color=look.color, alpha=0.15, linewidth=0)
+        low, high = (rows[f"{column}_{end}"].to_numpy(float) for end in ("low", "high"))
+        ax.fill_between(x, low, high, color=look.color, alpha=0.15, linewidth=0)
     ax.plot(x, rows[column], color=look.color, linestyle=look.line, marker=look.marker, markersize=3.5, label=matrix)
 
 
