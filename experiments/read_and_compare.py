@@ -189,7 +189,7 @@ def finish(told: report.Report, where: Where) -> int:
         for sheet in tables:
             show(sheet, say)
     for line in (*told.notes, *(note for finding in told.findings.values() for note in finding.notes), *told.answer):
-        say.print(line, markup=False)
+        say.print(line, markup=False, soft_wrap=True)
     folder = where.folder(told.name)
     page, *_ = report.write(told, folder, command=where.command, date=datetime.date.today().isoformat())
     say.print(f"Written: {page}, and tables and figures beside it", soft_wrap=True, markup=False)

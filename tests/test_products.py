@@ -118,7 +118,7 @@ def test_a_gram_matrix_in_float64_is_used_once_it_is_there():
     assert products.passes == {("a", "a"): 1, ("a", "a", "float64"): 1}
 
 
-@pytest.mark.parametrize(("condition", "again"), [(100, False), (1e6, True)])
+@pytest.mark.parametrize(("condition", "again"), [(100, False), (8e5, True)])
 def test_ill_conditioned_is_multiplied_again_in_float64(condition, again):
     u, v = (np.linalg.qr(gaussian(n, 8, n).double().numpy())[0] for n in (200, 8))
     a = torch.from_numpy((u - u.mean(0)) * np.geomspace(condition, 1, 8) @ v.T)

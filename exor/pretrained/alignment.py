@@ -186,7 +186,8 @@ def cosines(
         fitted_to: half of the tokens whose means are removed; all by default.
         half: half of the tokens to look at; all by default.
     """
-    means = [products.mean(name, fitted_to) if centred else None for name in (source, target)]
+    found_means = [products.mean(name, fitted_to) for name in (source, target)]  # refuses what is not finite
+    means = found_means if centred else [None, None]
     exact = products.exact(source)  # an ill-conditioned source has a map with large entries that cancel
     matrix = fitted.matrix
     if matrix is not None and not exact:
@@ -292,7 +293,7 @@ def difference_by_band(
 
     Returns:
         ``band`` (``all``, ``unseen``, then fifths of those that occur from rare to frequent; tokens that occur equally
-        often stay together), ``tokens``, ``lowest`` and ``highest`` count (NaN where unknown), ``difference`` (mean),
+        often stay together, in the first that they reach into), ``tokens``, ``lowest`` and ``highest`` count (NaN where unknown), ``difference`` (mean),
         and its interval ``low``, ``high`` by :func:`bootstrap`.
     """
     differences = np.asarray(output, np.float64) - np.asarray(inward, np.float64)
@@ -301,8 +302,8 @@ def difference_by_band(
         bands["unseen"] = counts == 0
         seen = counts > 0
         fifth = np.full(len(counts), -1)
-        if seen.any():
-            fifth[seen] = pd.qcut(counts[seen], BANDS, labels=False, duplicates="drop")
+        rarer = stats.rankdata(counts[seen], method="min").astype(np.int64) - 1  # tokens that occur less often
+        fifth[seen] = rarer * BANDS // max(len(rarer), 1)
         bands |= {f"fifth {i + 1}": fifth == i for i in range(BANDS)}
     rows = []
     for name, members in bands.items():

@@ -51,9 +51,9 @@ def spectrum(products: Products, name: str, *, centred: bool) -> Spectrum:
         values = torch.linalg.eigvalsh(products.gram(name) + products.n * torch.outer(mean, mean)).flip(0)
     found = values.clamp(min=0).sqrt().cpu().numpy()[: products.n]
     largest = found[0]
-    if not largest:
-        return Spectrum(found, 0, 0.0, 0.0, float("inf"))
     rank = products.rank(name) if centred else int((found > NEGLIGIBLE * largest).sum())
+    if not rank:  # what is left of equal rows is rounding
+        return Spectrum(found, 0, 0.0, 0.0, float("inf"))
     shares = found[:rank] / found[:rank].sum()
     condition = float(largest / found[-1]) if rank == len(found) else float("inf")
     effective = float(np.exp(-(shares * np.log(shares)).sum()))
@@ -99,7 +99,7 @@ def token_overlap(products: Products, a: str, b: str, k: int, *, seed: int = 0) 
     (values_a, left), (values_b, right) = (products.eigen(name) for name in (a, b))
     inner = left[:, :k].T @ products.gram(a, b) @ right[:, :k]
     inner = inner / values_a[:k, None].sqrt() / values_b[:k].sqrt()
-    return _overlap(torch.linalg.svdvals(inner).clamp(max=1), products.n, k, seed)
+    return _overlap(torch.linalg.svdvals(inner).clamp(max=1), products.n - 1, k, seed)  # no column has a mean
 
 
 def linear_cka(products: Products, a: str, b: str, *, shuffle: bool = False) -> float:
@@ -115,7 +115,7 @@ def linear_cka(products: Products, a: str, b: str, *, shuffle: bool = False) -> 
 
 def _check_rank(products: Products, names: tuple[str, str], k: int) -> None:
     for name in names:
-        if k > (rank := products.rank(name)):
+        if not 1 <= k <= (rank := products.rank(name)):
             raise InputError(f"{name}: no subspace of {k:,} dimensions at rank {rank:,}; 1 to {rank:,} are accepted")
 
 
