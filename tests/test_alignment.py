@@ -1,4 +1,4 @@
-"""Maps and their scores against scipy's Procrustes and numpy's least squares in float64, and what is known by design."""
+"""Maps and scores against scipy's Procrustes and numpy's least squares in float64, and what is known by design."""
 
 from math import pi, sqrt
 
@@ -9,7 +9,16 @@ from scipy.linalg import orthogonal_procrustes
 
 from exor import InputError
 from exor.pretrained import products as module
-from exor.pretrained.alignment import IDENTITY, KINDS, LINEAR, ORTHOGONAL, align, bootstrap, difference_by_band, refitted
+from exor.pretrained.alignment import (
+    IDENTITY,
+    KINDS,
+    LINEAR,
+    ORTHOGONAL,
+    align,
+    bootstrap,
+    difference_by_band,
+    refitted,
+)
 from exor.pretrained.products import Products
 
 
@@ -67,12 +76,14 @@ def test_widths_that_differ_linear(source, target):
 @pytest.mark.parametrize("kind", [ORTHOGONAL, IDENTITY, "identity, centred"])
 def test_widths_that_differ_otherwise(kind):
     products = Products(dict(zip("ab", related(20, 4, 5), strict=True)))
-    with pytest.raises(InputError, match="^a and b: widths 4 and 5 differ; the linear map accepts that$"):
+    with pytest.raises(InputError, match=r"^a and b: widths 4 and 5 differ; the linear map accepts that$"):
         align(products, "a", "b", kind)
 
 
 def test_unknown_kind():
-    with pytest.raises(InputError, match="^kind: 'affine' is unknown; identity, identity, centred, orthogonal, linear"):
+    with pytest.raises(
+        InputError, match=r"^kind: 'affine' is unknown; identity, identity, centred, orthogonal, linear"
+    ):
         align(Products({"a": gaussian(9, 2)}), "a", "a", "affine")
 
 
@@ -128,13 +139,13 @@ def test_ill_conditioned_source(condition, numbers):
     u = torch.linalg.qr(x - x.mean(0)).Q
     v = torch.linalg.qr(gaussian(10, 10, 2).double()).Q
     # the target hangs on the weakest directions, so that a map without them, or with wrong ones, misses it
-    b = u.flip(1) @ torch.diag(torch.arange(1.0, 11).double()) + 0.01 * y
+    b = u.flip(1) @ torch.diag(torch.arange(1.0, 11).double()) + 0.1 * y
     a = u * torch.from_numpy(np.geomspace(condition, 1, 10)) @ v.T
     found = check(a.to(numbers), b.to(numbers), LINEAR, 1e-4)
     if numbers == torch.float64 or condition < 1e4:
         assert found.condition == pytest.approx(condition, rel=0.01)
     assert any("ill-conditioned" in note for note in found.notes) == (condition > 1e4)
-    assert found.score > 0.9
+    assert found.score > 0.8
 
 
 @pytest.mark.parametrize("kind", [ORTHOGONAL, LINEAR])
@@ -174,7 +185,7 @@ def test_source_and_target_without_any_variation():
 def test_numbers_that_are_not_finite(kind):
     a, b = related(30)
     b[11, 3] = float("nan")
-    with pytest.raises(InputError, match="^b: row 11 holds numbers that are not finite; "):
+    with pytest.raises(InputError, match=r"^b: row 11 holds numbers that are not finite; "):
         align(Products({"a": a, "b": b}), "a", "b", kind)
 
 
@@ -243,7 +254,9 @@ def test_refitted_is_as_wide_as_fresh_samples_vary(kind):
 
 @pytest.mark.parametrize(("kind", "resamples"), [(IDENTITY, 9), (LINEAR, 1)])
 def test_refits_that_are_refused(kind, resamples):
-    with pytest.raises(InputError, match=f"^refits: {resamples} of the {kind} map; at least 2 of orthogonal or linear"):
+    with pytest.raises(
+        InputError, match=rf"^refits: {resamples} of the {kind} map; at least 2 of orthogonal or linear"
+    ):
         refitted(Products({"a": gaussian(9, 2)}), "a", "a", kind, resamples=resamples)
 
 

@@ -73,7 +73,7 @@ def test_too_little_memory(monkeypatch):
         monkeypatch.setattr(costs, "available", lambda free=free: free)
         costs.require_memory(plan, CPU)
     monkeypatch.setattr(costs, "available", lambda: needed // 2)
-    with pytest.raises(InputError, match="org/tied and org/untied: about .* GB of memory needed") as told:
+    with pytest.raises(InputError, match=r"org/tied and org/untied: about .* GB of memory needed") as told:
         costs.require_memory(plan, CPU)
     size = f"{needed / 1e9:.2f} GB"
     assert size in str(told.value) and f"{needed // 2 / 1e9:.2f} GB are free" in str(told.value)

@@ -1,4 +1,4 @@
-"""All analyses together: the same numbers as each alone, nothing made twice, and no more made again than has changed."""
+"""All analyses together: the same numbers as each alone, nothing made twice, no more made again than has to be."""
 
 from collections import Counter
 from dataclasses import replace
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from exor.pretrained import alignment, geometry, isotropy, norms, omnibus, spectra
+from exor.pretrained import alignment, geometry, isotropy, omnibus, spectra
 from exor.pretrained.geometry import Geometry, Settings
 from exor.pretrained.neighbours import hubness, nearest, overlap
 from exor.pretrained.products import Products

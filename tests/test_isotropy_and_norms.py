@@ -1,4 +1,4 @@
-"""Isotropy against all pairs of rows and all directions in float64; norms of rows and what they go with against numpy."""
+"""Isotropy against all pairs of rows and all directions in float64; norms of rows against numpy."""
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def test_planted_directions():
 def test_numbers_that_are_not_finite():
     a = spread()
     a[4, 1] = float("inf")
-    with pytest.raises(InputError, match="^a: row 4 holds numbers that are not finite; "):
+    with pytest.raises(InputError, match=r"^a: row 4 holds numbers that are not finite; "):
         isotropy(Products({"a": a}), "a")
 
 
@@ -137,6 +137,7 @@ def test_correlations():
     assert correlations(np.arange(5.0), np.arange(5.0) ** 3)[1] == pytest.approx(1)
 
 
+@pytest.mark.filterwarnings("error")
 def test_correlations_that_do_not_exist():
     for x, y in ((np.ones(4), np.arange(4.0)), (np.arange(4.0), np.ones(4)), (np.ones(1), np.ones(1)), ([], [])):
         assert np.isnan(correlations(np.array(x), np.array(y))).all()

@@ -161,13 +161,23 @@ def test_the_size_of_all_rows_does_not_matter(scale):
     same(apart(60, 24) * scale, 5)
 
 
-def test_progress_ends_at_all_pairs(monkeypatch):
-    for tile in (13, 50, 4096):
-        monkeypatch.setattr(neighbours, "TILE", tile)
-        told = []
-        nearest(torch.randn(50, 4), 3, watch=lambda *now: told.append(now))
-        assert told[-1] == (50 * 51 // 2, 50 * 51 // 2)
-        assert [done for done, _ in told] == sorted({done for done, _ in told})
+@pytest.mark.parametrize("tile", [13, 50, 4096])
+def test_progress_ends_at_all_pairs(monkeypatch, tile):
+    monkeypatch.setattr(neighbours, "TILE", tile)
+    told = []
+    nearest(torch.randn(50, 4), 3, watch=lambda *now: told.append(now))
+    assert told[-1] == (50 * 51 // 2, 50 * 51 // 2)
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_the_largest_by_groups_are_the_largest(dim):
+    values = torch.randn(203, 203, generator=torch.Generator().manual_seed(5))
+    found, places = neighbours._largest(values, 4, dim)
+    expected = values.topk(4, dim=dim)
+    rows = expected.indices if dim else expected.indices.T
+    assert torch.equal(places.sort(dim=1).values, rows.sort(dim=1).values)
+    assert torch.equal(found, (values if dim else values.T).gather(1, places))
 
 
 @pytest.mark.parametrize(

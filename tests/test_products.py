@@ -141,10 +141,12 @@ def test_eigenvectors_belong_to_descending_eigenvalues():
 def test_rank():
     a = gaussian(60, 5)
     twice, constant = torch.cat([a, a[:, :2]], 1), torch.cat([a, torch.full((60, 1), 0.3)], 1)
-    few, zero = gaussian(4, 9), torch.zeros(60, 3)
-    for matrix, rank in ((a, 5), (twice, 5), (constant, 5), (few, 3), (zero, 0), (torch.full((60, 3), 0.1), 0)):
+    few, zero, same = gaussian(4, 9), torch.zeros(60, 3), torch.full((60, 3), 0.1)
+    for matrix, rank in ((a, 5), (twice, 5), (constant, 5), (few, 3), (zero, 0), (same, 0)):
         assert Products({"a": matrix}).rank("a") == rank
         assert Products({"a": matrix + 1000 * (matrix is twice)}).rank("a") == rank
+    drowned = torch.cat([1e-5 * a.double(), torch.full((60, 1), 1e6 / 3, dtype=torch.float64)], 1)
+    assert Products({"a": drowned}).rank("a") == 0  # smaller than what the mean's last digits make
     assert Products({"a": gaussian(11, 9)}).rank("a", True) == 4
 
 

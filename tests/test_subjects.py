@@ -42,7 +42,10 @@ def write(folder, *, tied, seed, tokens=TOKENS, rows=10, width=WIDTH):
 @pytest.fixture
 def pair(tmp_path):
     """Checkpoints of a tied and an untied model, and their tensors."""
-    tensors = {"tied": write(tmp_path / "one", tied=True, seed=1), "untied": write(tmp_path / "two", tied=False, seed=2)}
+    tensors = {
+        "tied": write(tmp_path / "one", tied=True, seed=1),
+        "untied": write(tmp_path / "two", tied=False, seed=2),
+    }
     return {role: open_checkpoint(tmp_path / name) for role, name in (("tied", "one"), ("untied", "two"))}, tensors
 
 
@@ -113,10 +116,10 @@ def test_a_limit_is_a_fixed_sample_of_the_same_tokens(pair):
 
 def test_a_pair_given_the_wrong_way_round(pair):
     checkpoints, _ = pair
-    with pytest.raises(InputError, match="one: not untied .*; --tied or --model accepts it") as told:
+    with pytest.raises(InputError, match=r"one: not untied .*; --tied or --model accepts it") as told:
         plan({"tied": checkpoints["tied"], "untied": checkpoints["tied"]}).read()
     assert "\n" not in str(told.value)
-    with pytest.raises(InputError, match="two: not tied .*; --untied or --model accepts it"):
+    with pytest.raises(InputError, match=r"two: not tied .*; --untied or --model accepts it"):
         plan({"tied": checkpoints["untied"], "untied": checkpoints["tied"]}).read()
 
 

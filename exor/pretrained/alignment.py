@@ -293,8 +293,8 @@ def difference_by_band(
 
     Returns:
         ``band`` (``all``, ``unseen``, then fifths of those that occur from rare to frequent; tokens that occur equally
-        often stay together, in the first that they reach into), ``tokens``, ``lowest`` and ``highest`` count (NaN where unknown), ``difference`` (mean),
-        and its interval ``low``, ``high`` by :func:`bootstrap`.
+        often stay together, in the first fifth that they reach into), ``tokens``, ``lowest`` and ``highest`` count (NaN
+        where unknown), ``difference`` (mean), and its interval ``low``, ``high`` by :func:`bootstrap`.
     """
     differences = np.asarray(output, np.float64) - np.asarray(inward, np.float64)
     bands = {"all": np.ones(len(differences), bool)}

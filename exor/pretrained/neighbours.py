@@ -215,7 +215,7 @@ def _settle(rows: Tensor, best: _Best, k: int, shift: _Shift | None = None) -> T
         cosines = rows[some] @ rows.T
         if shift:
             shift.apply(cosines, some, slice(None))
-        cosines[torch.arange(len(some)), some] = -torch.inf
+        cosines.scatter_(1, some[:, None], -torch.inf)
         values, order = cosines.sort(dim=1, descending=True)
         found[some] = _in_order(_ties(values), order)[:, :k]
     return found

@@ -115,7 +115,8 @@ def linear_cka(products: Products, a: str, b: str, *, shuffle: bool = False) -> 
 
 def _check_rank(products: Products, names: tuple[str, str], k: int) -> None:
     for name in names:
-        if not 1 <= k <= (rank := products.rank(name)):
+        rank = products.rank(name)
+        if not 1 <= k <= rank:
             raise InputError(f"{name}: no subspace of {k:,} dimensions at rank {rank:,}; 1 to {rank:,} are accepted")
 
 
