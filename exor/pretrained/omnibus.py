@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.linalg import LinearOperator, eigsh
@@ -30,26 +32,27 @@ def spectral_distance(a: Tensor, b: Tensor, *, components: int = 128, watch: Wat
         raise InputError(f"neighbours: of {n:,} and {len(b):,} tokens; those of the same tokens are accepted")
     if not 1 <= components < 2 * n:
         raise InputError(f"components: {components} of two graphs of {n:,} tokens; 1 to {2 * n - 1:,} are accepted")
-    first, second = adjacency(a), adjacency(b)
+    graphs = [adjacency(neighbours) for neighbours in (a, b)]
     done = 0
 
-    def multiply(x: np.ndarray) -> np.ndarray:
-        nonlocal done
-        done += 1
-        watch(done, 0)
-        x = x.ravel()
-        p, q = x[:n], x[n:]
-        # rows of A, then of B, with their mean beside the diagonal
-        return np.concatenate([first @ (p + q / 2) + second @ (q / 2), first @ (p / 2) + second @ (q + p / 2)])
+    with ThreadPoolExecutor() as pool:  # SciPy multiplies with one core, and lets others go on
 
-    start = np.random.default_rng(0).standard_normal(2 * n)  # else eigsh takes another one each time
-    if 2 * n <= 4 * components:  # eigsh wants fewer, and dense is fast enough
-        values, vectors = np.linalg.eigh(np.stack([multiply(unit) for unit in np.eye(2 * n)], axis=1))
-        largest = np.argsort(-np.abs(values), kind="stable")[:components]
-        values, vectors = values[largest], vectors[:, largest]
-    else:
-        operator = LinearOperator((2 * n, 2 * n), matvec=multiply, dtype=np.float64)
-        values, vectors = eigsh(operator, k=components, which="LM", v0=start)
+        def multiply(x: np.ndarray) -> np.ndarray:
+            nonlocal done
+            done += 1
+            watch(done, 0)
+            p, q = x.ravel()[:n], x.ravel()[n:]
+            ap, bq, aq, bp = pool.map(csr_matrix.dot, 2 * graphs, (p, q, q / 2, p / 2))
+            return np.concatenate([ap + aq + bq / 2, bq + bp + ap / 2])
+
+        start = np.random.default_rng(0).standard_normal(2 * n)  # else eigsh takes another one each time
+        if 2 * n <= 4 * components:  # eigsh wants fewer, and dense is fast enough
+            values, vectors = np.linalg.eigh(np.stack([multiply(unit) for unit in np.eye(2 * n)], axis=1))
+            largest = np.argsort(-np.abs(values), kind="stable")[:components]
+            values, vectors = values[largest], vectors[:, largest]
+        else:
+            operator = LinearOperator((2 * n, 2 * n), matvec=multiply, dtype=np.float64)
+            values, vectors = eigsh(operator, k=components, which="LM", v0=start)
     embedded = vectors * np.sqrt(np.abs(values))
     lengths = [np.linalg.norm(part, 2) for part in (embedded[:n], embedded[n:])]
     return float(np.linalg.norm(embedded[:n] - embedded[n:], 2) / min(lengths))
