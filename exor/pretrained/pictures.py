@@ -58,7 +58,7 @@ def alignment_histogram(
             if chance is not None and name in chance and np.isfinite(chance[name]):
                 label = f"{name}: chance {_short(chance[name])}"
                 ax.axvline(chance[name], color=look.color, linestyle=DOTTED, linewidth=1.4, label=label)
-        ax.set(title=title, xlabel="cosine of the mapped row to the target row", ylabel="tokens")
+        ax.set(title=_literal(title), xlabel="cosine of the mapped row to the target row", ylabel="tokens")
         ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         sns.despine(ax=ax)
@@ -237,14 +237,16 @@ def evolution_curves(table: pd.DataFrame, published: pd.DataFrame | None = None)
                 _curve(ax, rows, column, unit, str(matrix))
             if published is not None:
                 for matrix, rows in published.groupby("matrix", sort=False):
-                    _hollow(ax, rows, column, unit, f"{matrix}, {published.attrs.get('model') or 'published'}")
+                    _hollow(
+                        ax, rows, column, unit, _literal(f"{matrix}, {published.attrs.get('model') or 'published'}")
+                    )
             ax.set(title=title, xlabel=name, ylabel="cosine, mean over tokens")
             ax.set_xlim(*_widened(0, last / unit))
             ax.xaxis.set_major_locator(MaxNLocator(6, integer=unit == 1))
             sns.despine(ax=ax)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
         bands = "to_first_low" in table and table["to_first_low"].notna().any()
-        model = table.attrs.get("model")
+        model = _literal(table.attrs.get("model") or "")
         words = [f"{model}: cosine" if model else "Cosine", "of each token's row to its row in another checkpoint"]
         caption(figure, " ".join(words) + ("; bands: the middle 80 % of tokens." if bands else "."))
     return figure
@@ -360,6 +362,11 @@ def _counted(values: Mapping[str, np.ndarray]) -> str:
 
 def _number(value: Any) -> float:
     return np.nan if value is None else float(value)
+
+
+def _literal(text: str) -> str:
+    """A name, in which a dollar sign begins no formula."""
+    return text.replace("$", r"\$")
 
 
 def _short(value: float) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite, nan
+from dataclasses import replace
+from math import isfinite, isnan, nan
 from typing import Any
 
 import pandas as pd
@@ -21,8 +22,17 @@ def no_published(quantity: str, a: str, b: str, kind: str) -> None:
 
 
 def sheets_of(name: str, finding: Finding, published: Lookup = no_published) -> list[Sheet]:
-    """The tables of an analysis."""
-    return [sheet for sheet in MAKERS[name](finding.tables, published) if sheet.rows]
+    """The tables of an analysis; without the columns ``published`` that nothing is known for."""
+    return [
+        _known(sheet) for sheet in (MAKERS[name](finding.tables, published) if finding.tables else []) if sheet.rows
+    ]
+
+
+def _known(sheet: Sheet) -> Sheet:
+    unknown = {i for i, heading in enumerate(sheet.headings) if heading == "published"}
+    unknown = {i for i in unknown if all(isnan(getattr(row[i], "value", 0)) for row in sheet.rows)}
+    rows = tuple(tuple(cell for i, cell in enumerate(row) if i not in unknown) for row in sheet.rows)
+    return replace(sheet, headings=tuple(h for i, h in enumerate(sheet.headings) if i not in unknown), rows=rows)
 
 
 def of_facts(facts: Sequence[Mapping[str, Any]]) -> Sheet:
