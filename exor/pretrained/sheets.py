@@ -23,9 +23,8 @@ def no_published(quantity: str, a: str, b: str, kind: str) -> None:
 
 def sheets_of(name: str, finding: Finding, published: Lookup = no_published) -> list[Sheet]:
     """The tables of an analysis; without the columns ``published`` that nothing is known for."""
-    return [
-        _known(sheet) for sheet in (MAKERS[name](finding.tables, published) if finding.tables else []) if sheet.rows
-    ]
+    made = MAKERS[name](finding.tables, published) if finding.tables else []
+    return [_known(sheet) for sheet in made if sheet.rows]
 
 
 def _known(sheet: Sheet) -> Sheet:
