@@ -194,7 +194,7 @@ def cosines(
         matrix = matrix.to(products.device, torch.float32)
     found = []
     with full_precision():
-        for ids in products.blocks(products.widths[source] + products.widths[target], half):
+        for ids in products.blocks(max(products.widths[source], products.widths[target]), half):
             x = products.rows(source, ids, means[0], exact=exact)
             y = products.rows(target, products.shuffle[ids] if shuffle else ids, means[1])
             mapped = x if matrix is None else x @ matrix

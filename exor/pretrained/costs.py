@@ -34,7 +34,7 @@ def device_memory(plan: Plan) -> int:
     """Bytes that the work needs on the device: a matrix to search in, and products of blocks."""
     width = max(plan.widths)
     search = len(plan.tokens) * (width * FLOAT + KEPT) + 4 * TILE**2 * FLOAT
-    return max(search, 4 * BLOCK_BYTES + 12 * width**2 * 8) + WORK
+    return max(search, 8 * BLOCK_BYTES + 12 * width**2 * 8) + WORK
 
 
 def operations(plan: Plan, analyses: Sequence[str]) -> float:

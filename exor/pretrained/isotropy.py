@@ -41,7 +41,7 @@ def isotropy(products: Products, name: str, *, centred: bool = False) -> Isotrop
     some = 0
     logs: list[Tensor] = []
     with full_precision():
-        for ids in products.blocks(2 * products.widths[name]):
+        for ids in products.blocks(products.widths[name]):
             rows = products.rows(name, ids, mean)
             lengths = rows.norm(dim=1, keepdim=True)
             unit = torch.where(lengths > 0, rows / lengths, 0)

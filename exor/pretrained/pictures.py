@@ -157,9 +157,7 @@ def norm_frequency(table: pd.DataFrame) -> Figure:
             ax.xaxis.set_major_locator(MaxNLocator(5))
             sns.despine(ax=ax)
         few = (seen["matrix"].value_counts() < FEW).all()
-        what = (
-            "Dots: tokens" if few else "Darker: more tokens, logarithmic; the axes cut off the outermost in a thousand"
-        )
+        what = "Dots: tokens" if few else "Darker: more tokens (the outermost in a thousand are cut off)"
         caption(figure, f"{what}; line: running median. Tokens that do not occur are left out.")
     return figure
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from exor import InputError
 from exor.pretrained import Watch, unwatched
 
-BLOCK_BYTES = 2**27  # of float32 rows that are worked on at a time
-STRIPS = 4  # a symmetric product in so many strips takes 5/8 of the time
+BLOCK_BYTES = 2**24  # of float32 rows that are worked on at a time: memory that large is reused, larger is fetched anew
+TOGETHER = 8  # blocks whose products are summed in float32 before they are added in float64
+STRIPS = 8  # a symmetric product in so many strips takes 9/16 of the time
 STRIP_FROM = 512  # narrower matrices are multiplied at once
 RELIABLE = 1e-5  # smallest over largest eigenvalue down to which a Gram matrix from float32 products is good enough
 NEGLIGIBLE = 1e-6  # singular values below this share of the largest are rounding, and taken for zero
@@ -122,11 +123,16 @@ class Products:
         return torch.arange(self.n) if half is None else (self.half == half).nonzero()[:, 0]
 
     def rows(self, name: str, ids: Tensor, mean: Tensor | None = None, *, exact: bool = False) -> Tensor:
-        """``[len(ids), width]``: some rows less a mean, in float32 on the device, or ``exact`` in float64 at home."""
+        """``[len(ids), width]``: some rows less a mean, in float32 on the device, or ``exact`` in float64 at home.
+
+        Without a mean they may be those of the matrix itself, not to be changed.
+        """
         matrix = self.matrices[name]
-        found = matrix[ids.to(matrix.device)]  # a copy
+        first, last = int(ids[0]), int(ids[-1]) + 1
+        in_a_row = last - first == len(ids) and bool((ids.diff() == 1).all())
+        found = matrix[first:last] if in_a_row else matrix[ids.to(matrix.device)]
         found = found.to(self.home, torch.float64) if exact else found.to(self.device).float()
-        return found if mean is None else found.sub_(mean.to(found.device, found.dtype))
+        return found if mean is None else found - mean.to(found.device, found.dtype)
 
     def mean(self, name: str, half: bool | None = None) -> Tensor:
         """``[width]`` float64: the mean row over all tokens, or over a half.
@@ -207,7 +213,7 @@ class Products:
 
     def _sum(self, name: str, half: bool) -> Tensor:
         total = torch.zeros(self.widths[name], dtype=torch.float64, device=self.home)
-        for ids in self.blocks(self.widths[name], half):
+        for ids in self.blocks(2 * self.widths[name], half):
             total += self.rows(name, ids, exact=True).sum(0)  # float32 would cost the halves' smallest singular values
         if not total.isfinite().all():
             finite = torch.cat([self.matrices[name][ids].isfinite().all(1).cpu() for ids in self.blocks(1)])
@@ -218,15 +224,20 @@ class Products:
     def _product(self, a: str, b: str, exact: bool, half: bool | None, shuffle: Tensor | None = None) -> Tensor:
         """Products over some tokens, centred by the means over all."""
         total = torch.zeros(self.widths[a], self.widths[b], dtype=torch.float64, device=self.home)
+        part = torch.zeros_like(total) if exact else total.to(self.device, torch.float32)
         symmetric = a == b and shuffle is None
         with full_precision():
-            for ids in self.blocks(self.widths[a] + self.widths[b], half):
+            for i, ids in enumerate(self.blocks(max(self.widths[a], self.widths[b]), half), 1):
                 x = self.rows(a, ids, self.mean(a), exact=exact)
                 if symmetric:
-                    total += _upper(x).to(self.home)
+                    _add_upper(part, x)
                 else:
                     y = self.rows(b, ids if shuffle is None else shuffle[ids], self.mean(b), exact=exact)
-                    total += (x.T @ y).to(self.home)
+                    part.addmm_(x.T, y)
+                if i % TOGETHER == 0:
+                    total += part.to(self.home)
+                    part.zero_()
+        total += part.to(self.home)
         return total.triu() + total.triu(1).T if symmetric else total
 
     def _centre(self, a: str, b: str, parts: dict[bool, Tensor], half: bool | None) -> Tensor:
@@ -236,13 +247,9 @@ class Products:
         return parts[half] - self.size(half) * torch.outer(*shifts)
 
 
-def _upper(x: Tensor) -> Tensor:
-    """``[width, width]``: xᵀx, of which only what is on and above the diagonal is filled in for certain."""
+def _add_upper(total: Tensor, x: Tensor) -> None:
+    """Add xᵀx to a matrix, of which only what is on and above the diagonal counts."""
     width = x.shape[1]
-    if width < STRIP_FROM:
-        return x.T @ x
-    found = x.new_zeros(width, width)
-    step = -(-width // STRIPS)
+    step = -(-width // STRIPS) if width >= STRIP_FROM else width
     for start in range(0, width, step):
-        found[start : start + step, start:] = x[:, start : start + step].T @ x[:, start:]
-    return found
+        total[start : start + step, start:].addmm_(x[:, start : start + step].T, x[:, start:])
