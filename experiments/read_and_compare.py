@@ -125,6 +125,7 @@ def compare(
         show(costs.sheet(planned, analyses, device), say)
         return 0
     costs.require_memory(planned, device)
+    title = preset.name if preset else " and ".join(map(short, checkpoints.values()))
     findings = {}
     with terminal.steps(say) as steps:
         counts, notes = counting.count(planned, steps) if counting else (None, [])
@@ -139,15 +140,16 @@ def compare(
             device=device,
             watch=steps,
         )
-        for name in wanted(geometry, analyses):
+        names = wanted(geometry, analyses)
+        where.folder(title).mkdir(parents=True, exist_ok=True)  # before the work, as it may be refused
+        for name in names:
             findings[name] = geometry.find(name)
             done = "known already" if findings[name].reused else duration(findings[name].seconds)
             say.print(f"{name}: {done}", markup=False)
     if not analyses or "parameters" in analyses:
         findings |= parameters_of(planned, subject, strict=bool(analyses))
-    name = preset.name if preset else " and ".join(map(short, checkpoints.values()))
     published = preset.value if preset else report.no_published
-    return finish(report.Report(name, findings, subject.facts, [*subject.notes, *notes], published), where)
+    return finish(report.Report(title, findings, subject.facts, [*subject.notes, *notes], published), where)
 
 
 def short(checkpoint: Checkpoint) -> str:

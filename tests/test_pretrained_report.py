@@ -120,8 +120,8 @@ def test_the_answer(share, word):
 def test_the_answer_may_be_neither():
     matrices = planted(0.5)
     matrices[OUTPUT] = matrices[INPUT].clone()
-    (line, *_) = Report("x", findings(matrices, names=("alignment", "differences"))).answer
-    assert "neither role" in line
+    lines = Report("x", findings(matrices, names=("alignment", "differences", "neighbours"))).answer
+    assert "neither role" in lines[0] and "with either role" in lines[1]
 
 
 def test_one_model_and_checkpoints(tmp_path):

@@ -86,12 +86,14 @@ class Report:
         if "neighbours" not in self.findings:
             return ""
         t = self.findings["neighbours"].tables["knn-overlap"]
-        values = t[t["rows"] == "raw"].set_index(["a", "b"])["overlap"]
-        if (OUTPUT, TIED) not in values.index:
+        found = {(r["a"], r["b"]): r for r in t.to_dict("records") if r["rows"] == "raw"}
+        if (OUTPUT, TIED) not in found:
             return ""
-        output, given = values[OUTPUT, TIED], values[INPUT, TIED]
-        which = "output" if output > given else "input"
-        shares = f"output {number(output)}, input {number(given)}"
+        output, given = found[OUTPUT, TIED], found[INPUT, TIED]
+        shares = f"output {_interval(output)}, input {_interval(given)}"
+        if output["low"] <= given["high"] and given["low"] <= output["high"]:
+            return f"Neighbours: it shares as many of them with either role; {shares}."
+        which = "output" if output["overlap"] > given["overlap"] else "input"
         return f"Neighbours: it shares more of them with the untied {which}; {shares}."
 
     def _by_graphs(self) -> str:
@@ -201,6 +203,10 @@ def _alignment_figures(report: Report) -> list[tuple[str, str, Figure]]:
         if t["band"].nunique() > 1:
             found.append(("differences", "Output minus input, by frequency", pictures.differences(t)))
     return found
+
+
+def _interval(overlap: Mapping[Any, Any]) -> str:
+    return with_interval(overlap["overlap"], overlap["low"], overlap["high"])
 
 
 def _linear(alignment: Finding) -> pd.DataFrame:
